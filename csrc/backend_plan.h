@@ -1,0 +1,94 @@
+// The decision of a tuning run: a frozen table from (batch, mean KV, max KV) to the backend that serves the
+// step. Plain C++17 for engines without Python: compile backend_plan.cc along with your own sources.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace decode_dispatch {
+
+// A broken contract. Whatever threw it left the plan as it was.
+class PlanError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// One box of a bucket: all four bounds are KV tokens and inclusive. `tactic` is text such as "num_splits=4".
+struct PlanEntry {
+  std::int64_t bucket = 0;
+  std::int64_t mean_kv_min = 0;
+  std::int64_t mean_kv_max = 0;
+  std::int64_t max_kv_min = 0;
+  std::int64_t max_kv_max = 0;
+  std::string backend;
+  std::string tactic;
+};
+
+bool operator==(const PlanEntry& a, const PlanEntry& b);
+
+// Filled by one thread with set(), then frozen. A frozen plan never changes again, so any number of threads
+// may read it without a lock.
+class BackendPlan {
+ public:
+  // `buckets`: captured batch sizes, positive and strictly ascending. `names`: the backends that entries may
+  // name, unique, not empty, printable ASCII. Throws PlanError otherwise.
+  BackendPlan(std::vector<std::int64_t> buckets, std::vector<std::string> names);
+
+  // Throws PlanError on a frozen plan, for a bucket or a backend that the plan does not list, for a tactic
+  // that is not printable ASCII, for negative or unordered bounds, and for a box that overlaps another of its
+  // bucket.
+  void set(PlanEntry entry);
+
+  // Builds the index that lookup() reads. Freezing twice is harmless.
+  void freeze();
+
+  // The entry for a step of `batch_size` live rows, mean_kv = ceil(sum of lengths / rows) and max_kv tokens:
+  // of the smallest bucket that holds the batch, the box around (mean_kv, max_kv). nullptr is a miss: use the
+  // default. The entry lives as long as the plan. Allocates nothing. Throws PlanError before freeze().
+  const PlanEntry* lookup(std::int64_t batch_size, std::int64_t mean_kv, std::int64_t max_kv) const;
+
+  // In order of bucket, mean_kv_min, max_kv_min, whatever the order of the set() calls.
+  const std::vector<PlanEntry>& entries() const { return entries_; }
+  const std::vector<std::int64_t>& buckets() const { return buckets_; }
+  const std::vector<std::string>& names() const { return names_; }
+  bool frozen() const { return frozen_; }
+
+  // The same bytes on every machine for the same content. from_bytes() returns a frozen plan, and throws
+  // PlanError for bytes that are truncated, extended, corrupt, of another format, or that describe a plan
+  // which set() refuses.
+  std::string to_bytes() const;
+  static BackendPlan from_bytes(const void* data, std::size_t size);
+
+  // 16 hex digits over the content: equal for equal plans, for ranks and stores to compare. Not
+  // cryptographic.
+  std::string digest() const;
+
+ private:
+  // A bucket's usual three boxes then fit one group; 6 and 8 measured slower there, and no faster elsewhere.
+  static constexpr std::size_t kWidth = 4;
+
+  // A node of the search tree: up to kWidth boxes, each a subtree's bounding box or an entry's own. Stored as
+  // (low, high - low), so that one unsigned comparison a dimension tests both bounds.
+  struct Group {
+    std::array<std::uint64_t, kWidth> mean_low, mean_span, max_low, max_span;
+    std::array<std::uint32_t, kWidth> child;
+  };
+  struct Item;
+
+  void check(const PlanEntry& entry) const;
+  static std::uint32_t grow(std::vector<Group>& groups, Item* first, Item* last);
+
+  std::vector<std::int64_t> buckets_;
+  std::vector<std::string> names_;
+  std::vector<PlanEntry> entries_;
+  bool frozen_ = false;
+  std::vector<std::uint32_t> bucket_of_batch_;  // for batches small enough to index; others are searched
+  std::vector<std::uint32_t> roots_;            // of each bucket, the group to start at
+  std::vector<Group> groups_;
+};
+
+}  // namespace decode_dispatch

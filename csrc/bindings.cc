@@ -1,0 +1,181 @@
+// dispatch._core: the table of backend_plan.h for Python.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "backend_plan.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using decode_dispatch::BackendPlan;
+using decode_dispatch::PlanEntry;
+using decode_dispatch::PlanError;
+
+// The table with one Python object an entry, made when the table is frozen: a lookup then costs a reference
+// count in place of a new object with two strings.
+struct BoundPlan {
+  explicit BoundPlan(BackendPlan filled) : table(std::move(filled)) {
+    if (table.frozen()) keep_objects();
+  }
+
+  void keep_objects() {
+    std::vector<py::object> made;
+    made.reserve(table.entries().size());
+    for (const PlanEntry& entry : table.entries()) made.push_back(py::cast(entry));
+    objects = std::move(made);
+  }
+
+  BackendPlan table;
+  std::vector<py::object> objects;
+};
+
+py::tuple fields(const PlanEntry& e) {
+  return py::make_tuple(e.bucket, e.mean_kv_min, e.mean_kv_max, e.max_kv_min, e.max_kv_max, e.backend,
+                        e.tactic);
+}
+
+PlanEntry make_entry(std::int64_t bucket, std::int64_t mean_kv_min, std::int64_t mean_kv_max,
+                     std::int64_t max_kv_min, std::int64_t max_kv_max, std::string backend,
+                     std::string tactic) {
+  return {bucket, mean_kv_min, mean_kv_max, max_kv_min, max_kv_max, std::move(backend), std::move(tactic)};
+}
+
+PlanEntry entry_from_fields(const py::tuple& state) {
+  if (state.size() != 7) throw PlanError("a PlanEntry has 7 fields");
+  const auto number = [&](std::size_t i) { return state[i].cast<std::int64_t>(); };
+  return make_entry(number(0), number(1), number(2), number(3), number(4), state[5].cast<std::string>(),
+                    state[6].cast<std::string>());
+}
+
+std::string entry_repr(const PlanEntry& e) {
+  return py::
+      str("PlanEntry(bucket={}, mean_kv_min={}, mean_kv_max={}, max_kv_min={}, max_kv_max={}, backend={!r}, "
+          "tactic={!r})")
+          .format(*fields(e));
+}
+
+BoundPlan make_plan(std::vector<std::int64_t> buckets, std::vector<std::string> names) {
+  return BoundPlan(BackendPlan(std::move(buckets), std::move(names)));
+}
+
+void set(BoundPlan& plan, std::int64_t bucket, std::int64_t mean_kv_min, std::int64_t mean_kv_max,
+         std::int64_t max_kv_min, std::int64_t max_kv_max, std::string backend, std::string tactic) {
+  plan.table.set(make_entry(bucket, mean_kv_min, mean_kv_max, max_kv_min, max_kv_max, std::move(backend),
+                            std::move(tactic)));
+}
+
+void freeze(BoundPlan& plan) {
+  if (plan.table.frozen()) return;
+  plan.keep_objects();
+  plan.table.freeze();
+}
+
+py::object lookup(const BoundPlan& plan, std::int64_t batch_size, std::int64_t mean_kv, std::int64_t max_kv) {
+  const PlanEntry* entry = plan.table.lookup(batch_size, mean_kv, max_kv);
+  if (entry == nullptr) return py::none();
+  return plan.objects[static_cast<std::size_t>(entry - plan.table.entries().data())];
+}
+
+py::bytes to_bytes(const BoundPlan& plan) { return py::bytes(plan.table.to_bytes()); }
+
+BoundPlan from_bytes(const py::bytes& data) {
+  const std::string_view view = data;
+  return BoundPlan(BackendPlan::from_bytes(view.data(), view.size()));
+}
+
+py::bytes get_state(const BoundPlan& plan) {
+  if (!plan.table.frozen()) throw PlanError("only a frozen plan can be pickled");
+  return to_bytes(plan);
+}
+
+std::string plan_repr(const BoundPlan& plan) {
+  std::ostringstream text;
+  text << "<BackendPlan: " << plan.table.entries().size() << " entries in " << plan.table.buckets().size()
+       << " buckets, " << (plan.table.frozen() ? "frozen, " : "not frozen, ") << plan.table.digest() << ">";
+  return text.str();
+}
+
+using Query = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
+
+double lookup_ns(const BoundPlan& plan, const std::vector<Query>& queries, int repeats) {
+  if (queries.empty() || repeats < 1) throw py::value_error("lookup_ns needs a query and a repeat");
+  std::uintptr_t found = 0;
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < repeats; ++i) {
+    for (const auto& [batch_size, mean_kv, max_kv] : queries) {
+      found += reinterpret_cast<std::uintptr_t>(plan.table.lookup(batch_size, mean_kv, max_kv));
+    }
+  }
+  const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - start;
+  volatile std::uintptr_t sink = found;  // a result that nobody reads would let the compiler drop the loop
+  static_cast<void>(sink);
+  return spent.count() / (static_cast<double>(queries.size()) * repeats);
+}
+
+void translate(std::exception_ptr raised) {
+  try {
+    if (raised) std::rethrow_exception(raised);
+  } catch (const PlanError& error) {
+    py::set_error(py::module_::import("dispatch.errors").attr("PlanError"), error.what());
+  }
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The C++ table that holds a tuning decision.";
+  py::register_local_exception_translator(translate);
+
+  py::class_<PlanEntry>(m, "PlanEntry", "One box of a bucket; bounds in KV tokens, inclusive.")
+      .def(py::init(&make_entry), py::arg("bucket"), py::arg("mean_kv_min"), py::arg("mean_kv_max"),
+           py::arg("max_kv_min"), py::arg("max_kv_max"), py::arg("backend"), py::arg("tactic") = "")
+      .def_readonly("bucket", &PlanEntry::bucket)
+      .def_readonly("mean_kv_min", &PlanEntry::mean_kv_min)
+      .def_readonly("mean_kv_max", &PlanEntry::mean_kv_max)
+      .def_readonly("max_kv_min", &PlanEntry::max_kv_min)
+      .def_readonly("max_kv_max", &PlanEntry::max_kv_max)
+      .def_readonly("backend", &PlanEntry::backend)
+      .def_readonly("tactic", &PlanEntry::tactic)
+      .def(
+          "__eq__", [](const PlanEntry& a, const PlanEntry& b) { return a == b; }, py::is_operator(),
+          py::arg("other"))
+      .def("__hash__", [](const PlanEntry& e) { return py::hash(fields(e)); })
+      .def("__repr__", &entry_repr)
+      .def(py::pickle(&fields, &entry_from_fields));
+
+  py::class_<BoundPlan>(m, "BackendPlan",
+                        "Bucket and (mean KV, max KV) box to backend and tactic.\n\n"
+                        "Whatever breaks its contract raises PlanError and leaves it unchanged.")
+      .def(py::init(&make_plan), py::arg("buckets"), py::arg("names"))
+      .def("set", &set, py::arg("bucket"), py::arg("mean_kv_min"), py::arg("mean_kv_max"),
+           py::arg("max_kv_min"), py::arg("max_kv_max"), py::arg("backend"), py::arg("tactic") = "",
+           "Add a box; bounds in KV tokens, inclusive.")
+      .def("freeze", &freeze, "End writing and build the index; idempotent.")
+      .def("lookup", &lookup, py::arg("batch_size"), py::arg("mean_kv"), py::arg("max_kv"),
+           "The entry for a step, of the smallest bucket that holds the batch; None on a miss.")
+      .def("to_bytes", &to_bytes, "The same bytes on every machine for the same content.")
+      .def_static("from_bytes", &from_bytes, py::arg("data"), "A frozen plan from to_bytes().")
+      .def(
+          "digest", [](const BoundPlan& plan) { return plan.table.digest(); },
+          "16 hex digits over the content.")
+      .def_property_readonly("buckets", [](const BoundPlan& plan) { return plan.table.buckets(); })
+      .def_property_readonly("names", [](const BoundPlan& plan) { return plan.table.names(); })
+      .def_property_readonly("entries", [](const BoundPlan& plan) { return plan.table.entries(); })
+      .def_property_readonly("frozen", [](const BoundPlan& plan) { return plan.table.frozen(); })
+      .def("__repr__", &plan_repr)
+      .def(py::pickle(&get_state, &from_bytes));
+
+  m.def("lookup_ns", &lookup_ns, py::arg("plan"), py::arg("queries"), py::arg("repeats"),
+        "Nanoseconds per C++ lookup over (batch_size, mean_kv, max_kv) triples, passed `repeats` times.");
+}

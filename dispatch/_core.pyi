@@ -1,0 +1,80 @@
+"""The C++ table that holds a tuning decision (csrc/backend_plan.h has the contract)."""
+
+from collections.abc import Sequence
+
+class PlanEntry:
+    """One box of a bucket; bounds in KV tokens, inclusive. `tactic` is text like "num_splits=4", or empty."""
+
+    def __init__(
+        self,
+        bucket: int,
+        mean_kv_min: int,
+        mean_kv_max: int,
+        max_kv_min: int,
+        max_kv_max: int,
+        backend: str,
+        tactic: str = "",
+    ) -> None: ...
+    @property
+    def bucket(self) -> int: ...
+    @property
+    def mean_kv_min(self) -> int: ...
+    @property
+    def mean_kv_max(self) -> int: ...
+    @property
+    def max_kv_min(self) -> int: ...
+    @property
+    def max_kv_max(self) -> int: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def tactic(self) -> str: ...
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+
+class BackendPlan:
+    """Bucket and (mean KV, max KV) box to backend and tactic.
+
+    Whatever breaks its contract raises PlanError and leaves it unchanged.
+    """
+
+    def __init__(self, buckets: Sequence[int], names: Sequence[str]) -> None: ...
+    def set(
+        self,
+        bucket: int,
+        mean_kv_min: int,
+        mean_kv_max: int,
+        max_kv_min: int,
+        max_kv_max: int,
+        backend: str,
+        tactic: str = "",
+    ) -> None:
+        """Add a box; bounds in KV tokens, inclusive."""
+
+    def freeze(self) -> None:
+        """End writing and build the index; idempotent."""
+
+    def lookup(self, batch_size: int, mean_kv: int, max_kv: int) -> PlanEntry | None:
+        """The entry for a step, of the smallest bucket that holds the batch; None on a miss."""
+
+    def to_bytes(self) -> bytes:
+        """The same bytes on every machine for the same content."""
+
+    @staticmethod
+    def from_bytes(data: bytes) -> BackendPlan:
+        """A frozen plan from to_bytes()."""
+
+    def digest(self) -> str:
+        """16 hex digits over the content."""
+
+    @property
+    def buckets(self) -> list[int]: ...
+    @property
+    def names(self) -> list[str]: ...
+    @property
+    def entries(self) -> list[PlanEntry]: ...
+    @property
+    def frozen(self) -> bool: ...
+
+def lookup_ns(plan: BackendPlan, queries: Sequence[tuple[int, int, int]], repeats: int) -> float:
+    """Nanoseconds per C++ lookup over (batch_size, mean_kv, max_kv) triples, passed `repeats` times."""

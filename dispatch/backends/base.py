@@ -1,0 +1,97 @@
+"""The contract of a backend: say what you serve, then build it. A backend is one short file and a registration."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from dispatch.device import DeviceFingerprint
+from dispatch.spec import AttentionSpec
+from dispatch.step import StepInputs
+
+KVCache = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Whether a backend serves a layer on a device, and if not, why, for a person to read."""
+
+    ok: bool
+    reason: str = ""
+
+
+SUPPORTED = Support(True)
+
+
+def refuse(reason: str) -> Support:
+    """A refusal with its reason."""
+    return Support(False, reason)
+
+
+class DecodeImpl(ABC):
+    """One candidate built for a batch size and a longest request. Holds its buffers while a graph may use them.
+
+    A step is: `plan` on the host before every replay where `needs_plan`; `begin_step` once, captured before the
+    first layer; `forward` for each layer, captured.
+    """
+
+    needs_plan: bool = False
+
+    def plan(self, inputs: StepInputs) -> None:  # noqa: B027 - most kernels have nothing to plan
+        """Host work that depends on the lengths. Never moves a buffer that a graph has captured."""
+
+    @abstractmethod
+    def begin_step(self, inputs: StepInputs) -> None:
+        """Device work done once a step; remembers where the lengths and the pages are."""
+
+    @abstractmethod
+    def forward(self, q: torch.Tensor, kv_cache: KVCache, out: torch.Tensor, sinks: torch.Tensor | None = None) -> None:
+        """One layer's attention of one new token a request.
+
+        q: [batch, num_qo_heads, head_dim_qk] in the activation dtype. kv_cache: (K pages, V pages) as
+        AttentionSpec lays them out. out: [batch, num_qo_heads, head_dim_vo] in the activation dtype; every live
+        row is written. sinks: float32 [num_qo_heads], where spec.has_sinks. Launches only what a CUDA graph can
+        capture, and does not wait for the device.
+        """
+
+
+class Backend(ABC):
+    """A kernel family under its one explicit name.
+
+    `family`: backends that may share a scratch. `distribution`: the installed package whose version is part of a
+    stored plan's key.
+    """
+
+    name: ClassVar[str]
+    family: ClassVar[str]
+    distribution: ClassVar[str]
+
+    @abstractmethod
+    def support(self, spec: AttentionSpec, device: DeviceFingerprint) -> Support:
+        """Static: launches nothing, allocates nothing, never raises. What it does not know, it refuses."""
+
+    def tactics(self, spec: AttentionSpec, batch_size: int) -> tuple[str, ...]:
+        """Values of the backend's own knobs worth measuring, as Candidate.tactic; the plainest first."""
+        return ("",)
+
+    def workspace_bytes(self, spec: AttentionSpec, batch_size: int, max_kv: int) -> int:
+        """Scratch that `build` needs for these sizes."""
+        return 0
+
+    @abstractmethod
+    def build(
+        self,
+        spec: AttentionSpec,
+        batch_size: int,
+        max_kv: int,
+        workspace: torch.Tensor,
+        tactic: Mapping[str, int],
+    ) -> DecodeImpl:
+        """Ready to plan and capture for `batch_size` rows of at most `max_kv` tokens.
+
+        `workspace` is the family's scratch, uint8, on the device to run on; at least `workspace_bytes` of it.
+        """

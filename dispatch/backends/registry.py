@@ -1,0 +1,101 @@
+"""The registry: backends by name, each imported when it is first asked for, so that a missing library costs nothing."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, entry_points, version
+
+from dispatch.backends.base import Backend, Support, refuse
+from dispatch.device import DeviceFingerprint
+from dispatch.errors import RegistryError
+from dispatch.spec import AttentionSpec
+
+_log = logging.getLogger(__name__)
+
+ENTRY_POINTS = "dispatch.backends"
+# In priority order: the first eligible one is the default of an engine that names none.
+BUILT_IN = {
+    "torch_sdpa": "dispatch.backends.torch_sdpa:TorchSdpa",
+    "torch_chunked": "dispatch.backends.torch_chunked:TorchChunked",
+}
+
+
+class Registry:
+    """Names to backends. A backend whose import fails stays listed, refused with the reason."""
+
+    def __init__(self) -> None:
+        self._load: dict[str, Callable[[], type[Backend]]] = {}
+        self._loaded: dict[str, Backend | str] = {}
+
+    def register(self, name: str, load: Callable[[], type[Backend]]) -> None:
+        """Add a backend. Raises RegistryError for a name that is taken."""
+        if name in self._load:
+            raise RegistryError(f"backend {name!r} is registered already")
+        self._load[name] = load
+
+    def names(self) -> tuple[str, ...]:
+        """All names, in priority order; those from outside come last, by name."""
+        return tuple(self._load)
+
+    def check(self, names: Iterable[str], source: str) -> None:
+        """Raises RegistryError, naming `source` and what there is, if one of the names is unknown."""
+        for name in names:
+            if name not in self._load:
+                raise RegistryError(f"{source}: no backend {name!r}; there are {', '.join(self._load)}")
+
+    def get(self, name: str) -> Backend:
+        """The backend. Raises RegistryError if it is unknown or cannot be imported."""
+        self.check([name], "backend")
+        if name not in self._loaded:
+            try:
+                self._loaded[name] = self._load[name]()()
+            except Exception as error:  # a third party's module: whatever it raises refuses it alone
+                self._loaded[name] = f"cannot be imported: {type(error).__name__}: {error}".splitlines()[0]
+        backend = self._loaded[name]
+        if isinstance(backend, str):
+            raise RegistryError(f"backend {name!r} {backend}")
+        return backend
+
+    def support(self, name: str, spec: AttentionSpec, device: DeviceFingerprint) -> Support:
+        """The backend's own answer; a refusal where it cannot be imported, or breaks its word and raises."""
+        try:
+            backend = self.get(name)
+        except RegistryError as error:
+            return refuse(str(error))
+        try:
+            return backend.support(spec, device)
+        except Exception as error:  # support() must not raise; a third party's that does loses itself alone
+            return refuse(f"support() raised {type(error).__name__}: {error}".splitlines()[0])
+
+    def version(self, name: str) -> str:
+        """Version of the package that the backend comes from; "" where there is none."""
+        try:
+            return version(self.get(name).distribution)
+        except (PackageNotFoundError, RegistryError):
+            return ""
+
+
+def _importer(target: str) -> Callable[[], type[Backend]]:
+    def load() -> type[Backend]:
+        module, _, attribute = target.partition(":")
+        cls: type[Backend] = getattr(importlib.import_module(module), attribute)
+        return cls
+
+    return load
+
+
+def _fill() -> Registry:
+    filled = Registry()
+    for name, target in BUILT_IN.items():
+        filled.register(name, _importer(target))
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda p: p.name):
+        try:
+            filled.register(point.name, point.load)
+        except RegistryError as error:  # an installed plugin must not keep an engine from starting
+            _log.warning("entry point %s = %s is left out: %s", point.name, point.value, error)
+    return filled
+
+
+registry = _fill()

@@ -1,0 +1,1 @@
+"""Measuring: lengths, pages, timers and the harness that puts them together. Decides nothing."""

@@ -1,0 +1,19 @@
+"""How much memory the bench may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+RESERVE_BYTES = 3 << 29  # 1.5 GiB stay free for scratch, graphs and whatever else runs
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that the bench's pages may take on this device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+    else:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    return max(0, free - RESERVE_BYTES)

@@ -1,0 +1,111 @@
+"""A paged KV cache of the bench's own, and the inputs of a step over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dispatch.backends.base import KVCache
+from dispatch.dtypes import TORCH_DTYPES
+from dispatch.spec import DTYPE_BYTES, AttentionSpec
+from dispatch.step import StepInputs
+
+RESERVED_PAGE = 0  # what padding rows and unused table entries point at
+_CHUNK_PAGES = 4096  # random numbers are drawn in pieces, so that a large pool needs no second one
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What the layers of a step work on: one q, and for each layer its own KV cache and output."""
+
+    q: torch.Tensor
+    kv_caches: tuple[KVCache, ...]
+    outs: tuple[torch.Tensor, ...]
+    sinks: torch.Tensor | None
+
+
+class PagedPool:
+    """`num_layers` KV caches of `num_pages` pages each, beside the reserved one, filled with random numbers."""
+
+    def __init__(self, spec: AttentionSpec, num_pages: int, num_layers: int, device: torch.device) -> None:
+        self.spec, self.num_pages, self.device = spec, num_pages, device
+        self.random = torch.Generator(device).manual_seed(0)
+        self.kv_caches = tuple(
+            (self._pages(spec.head_dim_qk), self._pages(spec.head_dim_vo)) for _ in range(num_layers)
+        )
+
+    def inputs(self, bucket: int, max_kv: int) -> StepInputs:
+        """Buffers for a bucket, all rows of length 1 on the reserved page."""
+        pinned = self.device.type == "cuda"
+        return StepInputs(
+            num_live=bucket,
+            lengths_host=torch.ones(bucket, dtype=torch.int32, pin_memory=pinned),
+            lengths=torch.ones(bucket, dtype=torch.int32, device=self.device),
+            block_table=torch.full(
+                (bucket, self.spec.max_pages(max_kv)), RESERVED_PAGE, dtype=torch.int32, device=self.device
+            ),
+        )
+
+    def chain(self, bucket: int) -> Chain:
+        """Random queries, and outputs, for a bucket."""
+        spec, dtype = self.spec, TORCH_DTYPES[self.spec.dtype]
+        q = torch.randn(bucket, spec.num_qo_heads, spec.head_dim_qk, generator=self.random, device=self.device)
+        out_shape = (bucket, spec.num_qo_heads, spec.head_dim_vo)
+        outs = tuple(torch.empty(out_shape, dtype=dtype, device=self.device) for _ in self.kv_caches)
+        sinks = None
+        if spec.has_sinks:
+            sinks = torch.randn(spec.num_qo_heads, generator=self.random, device=self.device)
+        return Chain(q.to(dtype), self.kv_caches, outs, sinks)
+
+    def load(
+        self,
+        inputs: StepInputs,
+        lengths: Sequence[int] | NDArray[np.int64],
+        rng: np.random.Generator,
+        num_pages: int | None = None,
+    ) -> None:
+        """Give every row pages of its own, in random order out of the whole pool, and set its length, in place.
+
+        `num_pages`: use only the first so many of the pool.
+        """
+        table = np.full(tuple(inputs.block_table.shape), RESERVED_PAGE, dtype=np.int32)
+        free = rng.permutation(num_pages or self.num_pages) + 1
+        taken = 0
+        for row, length in enumerate(lengths):
+            pages = self.spec.max_pages(int(length))
+            table[row, :pages] = free[taken : taken + pages]
+            taken += pages
+        inputs.lengths_host.copy_(torch.as_tensor(np.asarray(lengths, dtype=np.int32)))
+        inputs.lengths.copy_(inputs.lengths_host)
+        inputs.block_table.copy_(torch.from_numpy(table))
+
+    def _pages(self, head_dim: int) -> torch.Tensor:
+        spec = self.spec
+        inner = (spec.page_size, spec.num_kv_heads) if spec.kv_layout == "NHD" else (spec.num_kv_heads, spec.page_size)
+        shape = (self.num_pages + 1, *inner, head_dim)
+        dtype = TORCH_DTYPES[spec.kv_dtype]
+        if spec.kv_strides is None:
+            pages = torch.empty(shape, dtype=dtype, device=self.device)
+        else:
+            pages = torch.empty_strided(shape, (*spec.kv_strides, 1), dtype=dtype, device=self.device)
+        for start in range(0, shape[0], _CHUNK_PAGES):
+            part = pages[start : start + _CHUNK_PAGES]
+            drawn = torch.randn(part.shape, generator=self.random, device=self.device, dtype=torch.float32)
+            part.copy_(drawn)
+        return pages
+
+
+def raw_bits(pages: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes where it holds fp8, for which torch lacks most operations."""
+    return pages.view(torch.uint8) if pages.dtype is torch.float8_e4m3fn else pages
+
+
+def page_bytes(spec: AttentionSpec) -> int:
+    """Bytes of one page of K and V of one layer, with the gaps that its strides leave."""
+    if spec.kv_strides is None:
+        return spec.page_size * spec.kv_bytes_per_token
+    return 2 * spec.kv_strides[0] * DTYPE_BYTES[spec.kv_dtype]

@@ -1,0 +1,78 @@
+"""The timer interface, and its implementation with a monotonic clock for a CPU.
+
+A GPU timer is a second implementation: it captures the chain in a CUDA graph, flushes the cache and subtracts filler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Protocol
+
+from dispatch.backends.base import DecodeImpl
+from dispatch.bench.pool import Chain
+from dispatch.step import StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Microseconds: the host's plan(), begin_step, and one layer's forward."""
+
+    plan_us: float
+    begin_us: float
+    layer_us: float
+
+
+class Recording(Protocol):
+    """A candidate over fixed buffers, ready to run again and again with lengths set through them."""
+
+    def run(self) -> None:
+        """One step as it is served: plan if needed, begin_step, every layer; returns when outputs are there."""
+        ...
+
+    def time(self) -> StepTime:
+        """One timed step."""
+        ...
+
+
+class Timer(Protocol):
+    """How steps are run and timed on one kind of device."""
+
+    chain_layers: int
+    """Layers, each with a KV cache of its own, to run back to back where memory allows."""
+
+    def record(self, impl: DecodeImpl, inputs: StepInputs, chain: Chain) -> Recording:
+        """Make a candidate ready; `inputs` and `chain` are the buffers it will always use."""
+        ...
+
+
+class CpuTimer:
+    """Eager calls and a monotonic clock."""
+
+    chain_layers = 2  # by the time that a layer comes again, the other one has passed through the cache
+
+    def record(self, impl: DecodeImpl, inputs: StepInputs, chain: Chain) -> Recording:
+        return _Eager(impl, inputs, chain)
+
+
+@dataclass(frozen=True)
+class _Eager:
+    impl: DecodeImpl
+    inputs: StepInputs
+    chain: Chain
+
+    def run(self) -> None:
+        self.time()
+
+    def time(self) -> StepTime:
+        impl, inputs, chain = self.impl, self.inputs, self.chain
+        start = perf_counter_ns()
+        if impl.needs_plan:
+            impl.plan(inputs)
+        planned = perf_counter_ns()
+        impl.begin_step(inputs)
+        begun = perf_counter_ns()
+        for kv_cache, out in zip(chain.kv_caches, chain.outs, strict=True):
+            impl.forward(chain.q, kv_cache, out, chain.sinks)
+        layer_ns = (perf_counter_ns() - begun) / len(chain.outs)
+        return StepTime((planned - start) / 1e3, (begun - planned) / 1e3, layer_ns / 1e3)

@@ -1,0 +1,59 @@
+"""Reading a trace of requests: how long their prompts and their answers were."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dispatch.errors import TraceError
+
+COLUMNS = ("input_tokens", "output_tokens")
+MAX_TOKENS = 2**31 - 1  # lengths are int32 in every kernel
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Requests in order of arrival: int64 arrays of equal length. `digest` stands for the file in a key."""
+
+    input_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    digest: str
+
+
+def read_trace(path: str | Path) -> Trace:
+    """A CSV file with the columns input_tokens and output_tokens. Raises TraceError, naming file, line and field."""
+    try:
+        raw = Path(path).read_bytes()
+        rows = list(csv.reader(raw.decode().splitlines()))
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path}: not a CSV file: {error}") from None
+    header = [name.strip() for name in rows[0]] if rows else []
+    missing = [name for name in COLUMNS if name not in header]
+    if missing:
+        raise TraceError(f"{path}: the first line has no column {', '.join(missing)}")
+    where = [header.index(name) for name in COLUMNS]
+    tokens = [[_tokens(path, line, row, i, header[i]) for i in where] for line, row in enumerate(rows[1:], 2) if row]
+    if not tokens:
+        raise TraceError(f"{path}: no requests")
+    table = np.array(tokens, dtype=np.int64)
+    if not table[:, 1].any():
+        raise TraceError(f"{path}: output_tokens: all 0, so that no decode step is in it")
+    return Trace(table[:, 0], table[:, 1], hashlib.sha256(raw).hexdigest()[:16])
+
+
+def _tokens(path: str | Path, line: int, row: list[str], i: int, field: str) -> int:
+    text = row[i].strip() if i < len(row) else ""
+    try:
+        value = int(text)
+    except ValueError:
+        raise TraceError(f"{path}:{line}: {field}={text!r}: must be a whole number") from None
+    if not 0 <= value <= MAX_TOKENS:
+        raise TraceError(f"{path}:{line}: {field}={value}: must be from 0 to {MAX_TOKENS}")
+    return value

@@ -1,0 +1,44 @@
+"""Candidate: a backend with a tactic, and the one text form in which the pair travels."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dispatch.errors import DispatchError
+
+_TEXT = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)(?:\[([a-z][a-z0-9_]*=\d+(?:,[a-z][a-z0-9_]*=\d+)*)\])?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Candidate:
+    """`backend` is a registered name; `tactic` is "" or "knob=number,..." (for example "num_splits=4").
+
+    The knob `max_kv` is common to all backends: the candidate was built for at most so many tokens a request
+    (a narrower page table), and is never chosen for longer ones.
+    """
+
+    backend: str
+    tactic: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.backend}[{self.tactic}]" if self.tactic else self.backend
+
+    @classmethod
+    def parse(cls, text: str) -> Candidate:
+        """Inverse of str(). Raises DispatchError."""
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise DispatchError(f"{text!r} is not a candidate: backend or backend[knob=number,...]")
+        return cls(match[1], match[2] or "")
+
+    @property
+    def knobs(self) -> dict[str, int]:
+        """The tactic as numbers."""
+        pairs = (knob.split("=") for knob in self.tactic.split(",") if knob)
+        return {name: int(number) for name, number in pairs}
+
+    @property
+    def max_kv(self) -> int | None:
+        """Longest request that the tactic allows, in tokens; None: as long as the build allows."""
+        return self.knobs.get("max_kv")

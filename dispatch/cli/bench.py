@@ -1,0 +1,40 @@
+"""`bench`: what the parts cost on this machine, as ratios within one run."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+IMPLEMENTATIONS = {"cpp": "BackendPlan, C++", "python": "BackendPlan, Python", "dict_bisect": "dict with bisect"}
+
+
+@click.group()
+def bench() -> None:
+    """Measure the package's own costs; every ratio comes from one run."""
+
+
+@bench.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+def lookup(as_json: bool) -> None:
+    """Nanoseconds of a plan lookup in C++ and from Python, beside a Python dict with bisect."""
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from dispatch.bench.lookup import run
+    from dispatch.cli.render import console
+
+    timings = run()
+    if as_json:
+        click.echo(json.dumps([asdict(t) for t in timings], indent=1))
+        return
+    table = Table(caption="medians of interleaved rounds, over random batches and lengths")
+    table.add_column("buckets x boxes", justify="right")
+    table.add_column("implementation")
+    table.add_column("ns a lookup", justify="right")
+    table.add_column("of the dict's time", justify="right")
+    for t in timings:
+        shape = f"{t.buckets} x {t.boxes_per_bucket}"
+        table.add_row(shape, IMPLEMENTATIONS[t.implementation], f"{t.ns:.0f}", f"{t.vs_dict:.3f}")
+    console().print(table)

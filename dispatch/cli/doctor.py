@@ -1,0 +1,68 @@
+"""`doctor`: what is here, and what each backend says to it."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+
+LIBRARIES = ("torch", "flashinfer-python", "nvidia-cudnn-frontend", "tokenspeed-fa3", "triton")
+
+
+@click.command()
+@click.option("--model", default="qwen3-8b", show_default=True, help="A preset, or a Hugging Face config.json.")
+@click.option("--tp", default=1, show_default=True, type=click.IntRange(min=1), help="Tensor-parallel ranks.")
+@click.option("--page-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens in a KV page.")
+@click.option("--kv-dtype", default="auto", show_default=True, help="auto, bf16, fp16 or fp8_e4m3.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) -> None:
+    """Say which GPU and libraries are here, and which backends serve a model's layers, or why not."""
+    from rich.table import Table
+
+    from dispatch.backends import registry
+    from dispatch.cli.render import console
+    from dispatch.config import DispatchConfig
+    from dispatch.device import current_device
+    from dispatch.models import load_model
+    from dispatch.store import Store
+
+    config = DispatchConfig.from_env()
+    device = current_device()
+    groups = load_model(model).layer_groups(tp, page_size, kv_dtype)
+    store = Store(config.cache_dir)
+    answers = [{name: registry.support(name, spec, device) for name in registry.names()} for spec in groups]
+    if as_json:
+        report = {
+            "device": device.to_json(),
+            "libraries": {name: _installed(name) for name in LIBRARIES},
+            "enabled": config.enabled,
+            "store": str(store.folder),
+            "layers": [
+                {"spec": spec.to_json(), "backends": {n: {"ok": s.ok, "reason": s.reason} for n, s in answer.items()}}
+                for spec, answer in zip(groups, answers, strict=True)
+            ],
+        }
+        click.echo(json.dumps(report, indent=1))
+        return
+    out = console()
+    out.print(f"device     {device.describe()}", highlight=False)
+    out.print("libraries  " + ", ".join(f"{n} {_installed(n) or '(absent)'}" for n in LIBRARIES), highlight=False)
+    switch = "on" if config.enabled else "off (set ENABLE_DYNAMIC_DECODE_BACKEND=1)"
+    out.print(f"switch     {switch}", highlight=False)
+    out.print(f"store      {store.folder}", highlight=False)
+    for spec, answer in zip(groups, answers, strict=True):
+        table = Table(title=f"{model}: {spec.describe()}", title_justify="left")
+        table.add_column("backend")
+        table.add_column("serves it")
+        table.add_column("why not")
+        for name, support in answer.items():
+            table.add_row(name, "yes" if support.ok else "no", support.reason)
+        out.print(table)
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

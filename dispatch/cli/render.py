@@ -1,0 +1,117 @@
+"""Plans as tables and a heat map for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dispatch.decision import Reason
+from dispatch.plan import StoredPlan
+from dispatch.samples import Samples
+
+COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red", "bright_green", "bright_cyan")
+DEFAULT_MARK = "·"
+MISS_MARK = " "
+
+
+def console() -> Console:
+    """Standard output; wide enough for the tables where it is a file or a pipe."""
+    out = Console()
+    return out if out.is_terminal else Console(width=120)
+
+
+def plan_view(plan: StoredPlan, samples: Samples | None) -> RenderableType:
+    """The table by bucket and box, the heat map, and what was left out and why."""
+    parts: list[RenderableType] = [Text(plan.spec.describe(), style="bold"), box_table(plan)]
+    if samples is not None and samples.buckets:
+        parts += heat_map(plan, samples)
+    parts += left_out(plan)
+    return Group(*parts)
+
+
+def box_table(plan: StoredPlan) -> Table:
+    """One row a box: the winner, and what it gains over the default."""
+    table = Table(caption=f"default: {plan.default}; gains are scored on rounds that did not choose")
+    for title, justify in (("batch", "right"), ("mean KV", "right"), ("max KV", "right"), ("backend", "left")):
+        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    table.add_column("over default", justify="right")
+    table.add_column("why", style="dim")
+    for bucket in plan.buckets:
+        boxes = [d for d in plan.boxes if d.box.bucket == bucket]
+        for decided in boxes:
+            box = decided.box
+            is_default = box.candidate == plan.default
+            table.add_row(
+                str(bucket),
+                f"{box.mean_kv_min}-{box.mean_kv_max}",
+                f"{box.max_kv_min}-{box.max_kv_max}",
+                Text(box.candidate, style="" if is_default else "bold green"),
+                "" if is_default else f"{decided.speedup:.2f}x",
+                f"no other is better ({decided.reason.value})" if is_default else decided.reason.value,
+            )
+        if not boxes:
+            reason = plan.unmeasured.get(bucket, Reason.NOT_MEASURED.value)
+            table.add_row(str(bucket), "", "", plan.default, "", reason, style="dim")
+    return table
+
+
+def heat_map(plan: StoredPlan, samples: Samples) -> list[RenderableType]:
+    """Batch by mean KV; in each field one letter a length profile, in the order of the legend."""
+    names = list(dict.fromkeys(d.box.candidate for d in plan.boxes if d.box.candidate != plan.default))
+    marks = {name: (chr(ord("A") + i), COLOURS[i % len(COLOURS)]) for i, name in enumerate(names)}
+    profiles = list(dict.fromkeys(cell.profile for b in samples.buckets for cell in b.cells))
+    points = sorted({cell.mean_kv for b in samples.buckets for cell in b.cells})
+    grid = Table(title="winners", box=None, padding=(0, 1))
+    grid.add_column("batch", justify="right")
+    for point in points:
+        grid.add_column(str(point), justify="center")
+    for bucket in samples.buckets:
+        maxima = {(cell.mean_kv, cell.profile): cell.max_kv for cell in bucket.cells}
+        grid.add_row(
+            str(bucket.bucket), *(_field(plan, bucket.bucket, point, profiles, maxima, marks) for point in points)
+        )
+    legend = Text(f"{DEFAULT_MARK} {plan.default} (the default)")
+    for name, (letter, colour) in marks.items():
+        legend.append("  ")
+        legend.append(letter, style=f"bold {colour}")
+        legend.append(f" {name}")
+    return [grid, legend, Text(f"length profiles, left to right: {', '.join(profiles)}", style="dim")]
+
+
+def _field(
+    plan: StoredPlan,
+    bucket: int,
+    point: int,
+    profiles: Sequence[str],
+    maxima: Mapping[tuple[int, str], int],
+    marks: Mapping[str, tuple[str, str]],
+) -> Text:
+    field = Text()
+    for profile in profiles:
+        max_kv = maxima.get((point, profile))
+        box = next(
+            (d.box for d in plan.boxes if d.box.bucket == bucket and max_kv and d.box.holds(point, max_kv)), None
+        )
+        if box is None:
+            field.append(MISS_MARK)
+        elif box.candidate in marks:
+            letter, colour = marks[box.candidate]
+            field.append(letter, style=f"bold {colour}")
+        else:
+            field.append(DEFAULT_MARK)
+    return field
+
+
+def left_out(plan: StoredPlan) -> list[RenderableType]:
+    """Backends that do not serve the layer, and candidates that failed, with their reasons."""
+    lines: list[RenderableType] = [Text(f"refused: {name}: {why}", style="dim") for name, why in plan.refused.items()]
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for e in plan.excluded:
+        if e.reason is not Reason.DROPPED:
+            by_reason.setdefault((e.candidate, f"{e.reason.value}: {e.detail}"), []).append(str(e.bucket))
+    for (candidate, why), buckets in by_reason.items():
+        lines.append(Text(f"excluded at batch {', '.join(dict.fromkeys(buckets))}: {candidate}: {why}", style="red"))
+    return lines

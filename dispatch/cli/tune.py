@@ -1,0 +1,195 @@
+"""`tune`: the main job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dispatch.config import OPTIONS, DispatchConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dispatch.device import DeviceFingerprint
+    from dispatch.obtain import Obtained
+    from dispatch.request import TuneRequest
+    from dispatch.spec import AttentionSpec
+    from dispatch.tuner import Progress
+
+# What a machine of each kind serves. (largest batch, longest sequence in tokens)
+SERVED = {"cuda": (256, 65536), "cpu": (8, 1024)}
+
+
+def config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The engine's flags, all but the switch: who runs `tune` has switched it on."""
+    for option in reversed(OPTIONS):
+        if option.name != "enabled":
+            names = (option.flag, "--" + option.dest.replace("_", "-"), option.name)
+            command = click.option(*names, metavar="VALUE", help=f"{option.help} [{option.env}]")(command)
+    return command
+
+
+@click.command()
+@click.option("--model", required=True, help="A preset, or a Hugging Face config.json.")
+@click.option("--tp", default=1, show_default=True, type=click.IntRange(min=1), help="Tensor-parallel ranks.")
+@click.option("--page-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens in a KV page.")
+@click.option("--kv-dtype", default="auto", show_default=True, help="auto (as the model), bf16, fp16 or fp8_e4m3.")
+@click.option("--kv-capacity", type=click.IntRange(min=1), help="KV tokens the server holds. [default: what fits]")
+@click.option("--max-batch-size", type=click.IntRange(min=1), help="Largest batch. [default: 256; on a CPU 8]")
+@click.option("--buckets", help="Captured batch sizes, as 1,2,4,8. [default: spaced as engines do]")
+@click.option("--max-seq-len", type=click.IntRange(min=1), help="Longest request, tokens. [65536; on a CPU 1024]")
+@click.option("--default", "default", help="Backend that the others must beat. [default: first in priority]")
+@click.option("--trace", type=click.Path(path_type=Path), help="CSV of requests: input_tokens,output_tokens.")
+@click.option("--device", "kind", type=click.Choice(["cuda", "cpu"]), help="[default: cuda if there is one]")
+@config_options
+@click.option("--force", is_flag=True, help="Measure again; the stored choices stay unless they are beaten.")
+@click.option("--out", type=click.Path(path_type=Path), help="Also write the plan here, for machines like this one.")
+@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Use this plan file; measure nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
+def tune(
+    model: str,
+    tp: int,
+    page_size: int,
+    kv_dtype: str,
+    kv_capacity: int | None,
+    max_batch_size: int | None,
+    buckets: str | None,
+    max_seq_len: int | None,
+    default: str | None,
+    trace: Path | None,
+    kind: str | None,
+    force: bool,
+    out: Path | None,
+    plan_file: Path | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Measure which backend is stably fastest for each batch size and length, and store the plan."""
+    from dispatch.backends import registry
+    from dispatch.bench.trace import read_trace
+    from dispatch.device import current_device
+    from dispatch.models import load_model
+    from dispatch.obtain import obtain_plan, plan_from_file
+    from dispatch.request import TuneRequest
+    from dispatch.store import Store
+
+    if force and plan_file is not None:
+        raise click.UsageError("--force measures and --plan does not: give one of them")
+    config = DispatchConfig.from_env(**settings)
+    loaded = load_model(model)
+    groups = loaded.layer_groups(tp, page_size, kv_dtype)
+    device = current_device(kind)
+    most, longest = SERVED[device.kind]
+    max_seq_len = max_seq_len or min(longest, loaded.max_position_embeddings)
+    served = _buckets(buckets, max_batch_size, most)
+    capacity = kv_capacity or _capacity(device, groups, served[-1] * max_seq_len)
+    requests = [
+        TuneRequest(spec, served, max_seq_len, capacity, config, default, read_trace(trace) if trace else None)
+        for spec in groups
+    ]
+    store = Store(config.cache_dir)
+    obtained = []
+    for request in requests:
+        if plan_file is not None:
+            obtained.append(plan_from_file(plan_file, request, device, registry, store))
+            continue
+        with _progress(request, quiet=as_json) as progress:
+            obtained.append(obtain_plan(request, device, registry, store, progress, force))
+    if out is not None:
+        _write(out, obtained)
+    if as_json:
+        _print_json(obtained)
+    else:
+        _print_tables(f"{loaded.name} on {device.describe()}", requests[0], obtained, out)
+
+
+def _buckets(text: str | None, max_batch_size: int | None, most: int) -> tuple[int, ...]:
+    from dispatch.errors import ConfigError
+    from dispatch.grid import capture_buckets, check_buckets
+
+    if text is None:
+        return capture_buckets(max_batch_size or most)
+    try:
+        listed = check_buckets([int(item) for item in text.split(",")])
+    except ValueError:
+        raise ConfigError(f"--buckets {text!r}: must be whole numbers separated by commas") from None
+    if max_batch_size is not None and max_batch_size != listed[-1]:
+        raise ConfigError(f"--max-batch-size {max_batch_size} is not the last of --buckets {text}")
+    return listed
+
+
+def _capacity(device: DeviceFingerprint, groups: tuple[AttentionSpec, ...], wanted: int) -> int:
+    """KV tokens of all layers that fit into free memory, and at most `wanted`."""
+    import torch
+
+    from dispatch.bench.memory import free_bytes
+
+    token_bytes = sum(spec.kv_bytes_per_token * spec.num_layers for spec in groups)
+    return max(1, min(wanted, free_bytes(torch.device(device.kind)) // token_bytes))
+
+
+@contextmanager
+def _progress(request: TuneRequest, quiet: bool) -> Iterator[Progress]:
+    """A progress bar with an estimate, on standard error; nothing until measuring begins."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} samples"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
+        task = bar.add_task(request.spec.describe(), total=None, visible=False)
+
+        def advance(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what, visible=True)
+
+        yield advance
+
+
+def _write(out: Path, obtained: list[Obtained]) -> None:
+    from dispatch.cli.write import write_file
+    from dispatch.planfile import write_plans
+    from dispatch.samplesfile import samples_path, write_samples
+
+    write_file(out, lambda path: write_plans(path, [o.plan for o in obtained]))
+    runs = [o.samples for o in obtained if o.samples is not None]
+    if runs:
+        write_file(samples_path(out), lambda path: write_samples(path, runs))
+
+
+def _print_json(obtained: list[Obtained]) -> None:
+    from dispatch.planfile import plan_to_json
+
+    plans = [{"source": o.source, "path": str(o.path) if o.path else None, **plan_to_json(o.plan)} for o in obtained]
+    click.echo(json.dumps({"plans": plans}, indent=1))
+
+
+def _print_tables(title: str, request: TuneRequest, obtained: list[Obtained], out: Path | None) -> None:
+    from dispatch.cli.render import console, plan_view
+    from dispatch.samplesfile import samples_path
+
+    terminal = console()
+    terminal.print(title, highlight=False)
+    terminal.print(
+        f"batch up to {request.buckets[-1]}, KV up to {request.max_seq_len} tokens a request,"
+        f" {request.capacity} in all",
+        highlight=False,
+    )
+    for one in obtained:
+        terminal.print()
+        terminal.print(plan_view(one.plan, one.samples))
+        if one.plan.is_partial:
+            click.echo("the time budget ended first: run the same command again to measure the rest")
+        click.echo(f"plan {one.source}" + (f"; it is in {one.path}" if one.path else ""))
+    if out is not None:
+        click.echo(f"plan written to {out}, samples to {samples_path(out)}")

@@ -1,0 +1,64 @@
+"""Who may serve a layer: every backend is asked, and each refusal keeps its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dispatch.backends import Registry
+from dispatch.candidate import Candidate
+from dispatch.device import DeviceFingerprint
+from dispatch.errors import ConfigError, MeasureError
+from dispatch.request import TuneRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Eligible:
+    """What may serve a layer: backends in priority order, the default first; and who refuses, with the reason.
+
+    `tactics`: of each backend, in each bucket. `workspace_bytes`: the scratch of each family, for the largest need.
+    """
+
+    default: str
+    tactics: Mapping[str, Mapping[int, tuple[str, ...]]]
+    workspace_bytes: Mapping[str, int]
+    refused: Mapping[str, str]
+
+    def candidates(self, bucket: int) -> list[str]:
+        """Every backend with each of its tactics, the default without one first."""
+        return [
+            str(Candidate(name, tactic)) for name, by_bucket in self.tactics.items() for tactic in by_bucket[bucket]
+        ]
+
+
+def eligible(request: TuneRequest, device: DeviceFingerprint, registry: Registry) -> Eligible:
+    """Ask every backend. Raises ConfigError for a named default that cannot serve, MeasureError if none can."""
+    registry.check(request.config.exclude, "DYN_DECODE_EXCLUDE")
+    tactics: dict[str, dict[int, tuple[str, ...]]] = {}
+    workspace_bytes: dict[str, int] = {}
+    refused: dict[str, str] = {}
+    for name in registry.names():
+        support = registry.support(name, request.spec, device)
+        if name in request.config.exclude:
+            refused[name] = "excluded by DYN_DECODE_EXCLUDE"
+        elif not support.ok:
+            refused[name] = support.reason
+        else:
+            backend = registry.get(name)
+            try:
+                offered = {b: backend.tactics(request.spec, b) for b in request.buckets}
+                sizes = [backend.workspace_bytes(request.spec, b, request.max_seq_len) for b in request.buckets]
+            except Exception as error:  # it broke its word: it loses itself alone
+                refused[name] = f"broken: {type(error).__name__}: {error}".splitlines()[0]
+            else:
+                tactics[name] = offered
+                workspace_bytes[backend.family] = max([*sizes, workspace_bytes.get(backend.family, 0)])
+    if request.default is not None:
+        registry.check([request.default], "--default")
+        if request.default in refused:
+            raise ConfigError(f"--default {request.default}: {refused[request.default]}")
+        tactics = {request.default: tactics.pop(request.default), **tactics}
+    if not tactics:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise MeasureError(f"no backend serves this layer ({reasons})")
+    return Eligible(next(iter(tactics)), tactics, workspace_bytes, refused)

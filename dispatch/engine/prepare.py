@@ -1,0 +1,71 @@
+"""prepare_fmha_impl: the plan's implementation for a step, or the default."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import Counter
+
+from dispatch._core import BackendPlan
+from dispatch.backends.base import DecodeImpl
+from dispatch.candidate import Candidate
+from dispatch.step import StepInputs
+
+_log = logging.getLogger(__name__)
+
+OUTSIDE = "lengths outside what was measured"
+ABOVE_BUCKETS = "a batch above the largest bucket"
+NO_ROWS = "a batch without live rows"
+
+
+class BuiltImpls:
+    """What an engine has built for its buckets, and how often each step found what it looked for.
+
+    `hits` counts steps by (bucket, candidate), `misses` by (bucket, reason); bucket 0 is a batch above all buckets.
+    """
+
+    def __init__(self) -> None:
+        self.hits: Counter[tuple[int, str]] = Counter()
+        self.misses: Counter[tuple[int, str]] = Counter()
+        self._built: dict[tuple[int, str, str], DecodeImpl] = {}
+
+    def add(self, bucket: int, candidate: Candidate, impl: DecodeImpl) -> None:
+        """Have `impl` serve the candidate in a bucket."""
+        self._built[bucket, candidate.backend, candidate.tactic] = impl
+
+    def get(self, bucket: int, backend: str, tactic: str) -> DecodeImpl | None:
+        """What was built, or None."""
+        return self._built.get((bucket, backend, tactic))
+
+    def missed(self, bucket: int, reason: str) -> None:
+        """Count a step that the default serves; logged once for each bucket and reason."""
+        self.misses[bucket, reason] += 1
+        if self.misses[bucket, reason] == 1:
+            where = f"bucket {bucket}" if bucket else "every bucket"
+            _log.warning("%s: %s: the default serves it", where, reason)
+
+
+def prepare_fmha_impl(inputs: StepInputs, plan: BackendPlan, impls: BuiltImpls, default: DecodeImpl) -> DecodeImpl:
+    """The implementation for this step: the plan's where it has an entry and the engine has built it, else `default`.
+
+    Reads inputs.lengths_host[:num_live] on the host; waits for no device. Never raises because of the plan's
+    contents. `plan` is frozen.
+    """
+    live = inputs.num_live
+    if live < 1:
+        impls.missed(0, NO_ROWS)
+        return default
+    lengths = inputs.lengths_host.numpy()[:live]
+    mean_kv, max_kv = -(-int(lengths.sum()) // live), int(lengths.max())
+    entry = plan.lookup(live, mean_kv, max_kv)
+    if entry is None:
+        buckets = plan.buckets
+        place = bisect_left(buckets, live)
+        impls.missed(*((buckets[place], OUTSIDE) if place < len(buckets) else (0, ABOVE_BUCKETS)))
+        return default
+    impl = impls.get(entry.bucket, entry.backend, entry.tactic)
+    if impl is None:
+        impls.missed(entry.bucket, f"{Candidate(entry.backend, entry.tactic)} is planned and not available")
+        return default
+    impls.hits[entry.bucket, str(Candidate(entry.backend, entry.tactic))] += 1
+    return impl

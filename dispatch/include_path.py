@@ -1,0 +1,25 @@
+"""Where a C++ engine finds the table's sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dispatch.errors import DispatchError
+
+SOURCES = ("backend_plan.h", "backend_plan.cc")
+
+
+def get_include() -> str:
+    """The folder that holds backend_plan.h and backend_plan.cc, to compile into an engine of your own.
+
+    That is `dispatch/include` of an installed package, or `csrc` of the checkout for an editable or in-place
+    build. Raises DispatchError where neither has them.
+    """
+    package = Path(__file__).resolve().parent
+    folders = (package / "include", package.parent / "csrc")
+    for folder in folders:
+        if all((folder / source).is_file() for source in SOURCES):
+            return str(folder)
+    raise DispatchError(
+        f"{' and '.join(SOURCES)} are in neither {folders[0]} nor {folders[1]}: reinstall decode-dispatch"
+    )

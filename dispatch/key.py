@@ -1,0 +1,41 @@
+"""What a plan is valid for: everything that could change the answer, as plain data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+RULE_VERSION = 1  # raised when the deciding rule or the way of measuring changes
+
+
+def canonical(data: Any) -> bytes:
+    """The one JSON text of plain data."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def digest(data: Any) -> str:
+    """SHA-256 of the canonical text, in hex."""
+    return hashlib.sha256(canonical(data)).hexdigest()
+
+
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """One line for each field that differs, in our order."""
+    a, b = _flat(theirs), _flat(ours)
+    names = [*b, *(name for name in a if name not in b)]
+    return [
+        f"{name}: the plan has {a.get(name, 'nothing')!r}, here it is {b.get(name, 'nothing')!r}"
+        for name in names
+        if a.get(name) != b.get(name) or (name in a) != (name in b)
+    ]
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat

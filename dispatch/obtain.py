@@ -1,0 +1,119 @@
+"""From a request to a plan: the stored one where there is one, otherwise tune and store it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from filelock import Timeout
+
+from dispatch.backends import Registry
+from dispatch.device import DeviceFingerprint
+from dispatch.eligible import eligible
+from dispatch.errors import MeasureError, PlanFileError
+from dispatch.key import differences
+from dispatch.plan import StoredPlan
+from dispatch.planfile import read_plans
+from dispatch.request import TuneRequest
+from dispatch.samples import Samples
+from dispatch.samplesfile import read_samples, samples_path
+from dispatch.store import Store
+from dispatch.tuner import Progress, tune
+
+_log = logging.getLogger(__name__)
+
+SLACK_S = 60.0  # beyond its time budget, how long another process that tunes may take to build, decide and write
+SHOWN_DIFFERENCES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Obtained:
+    """A plan, its samples where they are at hand, and how it was come by, for a person to read."""
+
+    plan: StoredPlan
+    samples: Samples | None
+    path: Path | None
+    source: str
+
+
+def obtain_plan(
+    request: TuneRequest,
+    device: DeviceFingerprint,
+    registry: Registry,
+    store: Store,
+    progress: Progress,
+    force: bool = False,
+) -> Obtained:
+    """The stored plan, or a new one. `force`: measure again, with the stored choices as incumbents.
+
+    Where another process tunes for the same key, wait for it and read what it stored. Raises ConfigError and
+    MeasureError as `tune` does, and MeasureError when the other process does not end in time.
+    """
+    key = request.key(device, registry, eligible(request, device, registry).default)
+    if not force and (found := _read(store, key)):
+        return found
+    with ExitStack() as held:
+        try:
+            held.enter_context(store.lock(key).acquire(timeout=request.config.time_budget_s + SLACK_S))
+        except Timeout:
+            raise MeasureError("another process has been tuning for too long; the default stays") from None
+        except OSError as error:
+            _log.warning("the plan cannot be stored: %s: %s", store.folder, error.strerror)
+        if not force and (found := _read(store, key)):
+            return found
+        stored = store.load(key)
+        resume = store.load_samples(key) if stored is not None and stored.is_partial and not force else None
+        incumbent = [decided.box for decided in stored.boxes] if stored is not None else []
+        plan, samples = tune(request, device, registry, progress, resume, incumbent)
+        path = _save(store, plan, samples)
+    return Obtained(plan, samples, path, f"measured in {plan.seconds:.1f} s")
+
+
+def plan_from_file(
+    path: Path, request: TuneRequest, device: DeviceFingerprint, registry: Registry, store: Store
+) -> Obtained:
+    """The plan of this layer group out of a plan file, put into the store.
+
+    Raises PlanFileError, naming the fields, if it was made for something else.
+    """
+    key = request.key(device, registry, eligible(request, device, registry).default)
+    plans = read_plans(path)
+    if not plans:
+        raise PlanFileError(f"{path}: no plan in it")
+    plan = min(plans, key=lambda p: len(differences(p.key, key)))
+    differing = differences(plan.key, key)
+    if differing:
+        raise PlanFileError(_mismatch(path, differing))
+    beside = samples_path(path)
+    runs = read_samples(beside) if beside.exists() else ()
+    samples = next((run for run in runs if run.key == plan.key), None)
+    return Obtained(plan, samples, _save(store, plan, samples), f"taken from {path}")
+
+
+def _read(store: Store, key: dict[str, Any]) -> Obtained | None:
+    start = perf_counter()
+    plan = store.load(key)
+    if plan is None or plan.is_partial:
+        return None
+    milliseconds = (perf_counter() - start) * 1e3
+    return Obtained(plan, None, store.path(key), f"read from the store in {milliseconds:.1f} ms")
+
+
+def _save(store: Store, plan: StoredPlan, samples: Samples | None) -> Path | None:
+    """Store what can be stored; a store that cannot be written costs the next start its time, and nothing else."""
+    try:
+        return store.save(plan, samples)
+    except OSError as error:
+        _log.warning("the plan was not stored: %s: %s", store.folder, error.strerror)
+        return None
+
+
+def _mismatch(path: Path, differing: Sequence[str]) -> str:
+    shown = "; ".join(differing[:SHOWN_DIFFERENCES])
+    more = len(differing) - SHOWN_DIFFERENCES
+    return f"{path} does not fit here: {shown}" + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,80 @@
+"""StoredPlan: the decisions for one layer group, what they are valid for, and the C++ table made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dispatch._core import BackendPlan
+from dispatch.candidate import Candidate
+from dispatch.decision import Reason
+from dispatch.samples import Box
+from dispatch.spec import AttentionSpec
+
+TIME_BUDGET_OVER = "the time budget ended before it was measured"
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedBox:
+    """A box, why its candidate was chosen, and the cross-fitted speed of the choice over the default."""
+
+    box: Box
+    reason: Reason
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """A candidate that could not be chosen in a bucket, and why."""
+
+    bucket: int
+    candidate: str
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """Plain data. `key`: what the plan is valid for. `created`: ISO 8601, UTC.
+
+    `refused`: backends that do not serve the layer. `unmeasured`: buckets without boxes. Both with the reason.
+    `seconds`: what measuring took.
+    """
+
+    key: Mapping[str, Any]
+    created: str
+    default: str
+    buckets: tuple[int, ...]
+    boxes: tuple[DecidedBox, ...]
+    unmeasured: Mapping[int, str] = field(default_factory=dict)
+    excluded: tuple[Excluded, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The layer group that the plan is for."""
+        return AttentionSpec.from_json(self.key["spec"])
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether buckets are left that a further run would measure."""
+        return TIME_BUDGET_OVER in self.unmeasured.values()
+
+    def table(self) -> BackendPlan:
+        """The frozen C++ table. Raises PlanError where the boxes do not fit one another."""
+        plan = BackendPlan(list(self.buckets), sorted(self.key["backends"]))
+        for box in (decided.box for decided in self.boxes):
+            candidate = Candidate.parse(box.candidate)
+            plan.set(
+                bucket=box.bucket,
+                mean_kv_min=box.mean_kv_min,
+                mean_kv_max=box.mean_kv_max,
+                max_kv_min=box.max_kv_min,
+                max_kv_max=box.max_kv_max,
+                backend=candidate.backend,
+                tactic=candidate.tactic,
+            )
+        plan.freeze()
+        return plan

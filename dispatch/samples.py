@@ -1,0 +1,89 @@
+"""Raw measurements as plain data: what the selector reads, and what a samples file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dispatch.decision import Reason, Rule
+
+TWIN = "default/twin"  # the default measured a second time: the noise that a decision must clear (A/A)
+PARTS = ("plan_us", "begin_us", "layer_us")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is measured at once. `mean_kv`: the KV point; `max_kv`: median over rounds of the longest request."""
+
+    mean_kv: int
+    max_kv: int
+    profile: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Why a candidate has no samples in a bucket, or (`cell` given, an index) in one cell of it."""
+
+    candidate: str
+    reason: Reason
+    detail: str
+    cell: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BucketSamples:
+    """Microseconds for one bucket. `times[part, candidate, cell, round]`, float64, NaN where not measured.
+
+    The parts are the host's plan(), begin_step, and one layer's forward. `candidates[0]` is the default,
+    `candidates[1]` its twin.
+    """
+
+    bucket: int
+    cells: tuple[Cell, ...]
+    candidates: tuple[str, ...]
+    times: NDArray[np.float64]
+    exclusions: tuple[Exclusion, ...] = ()
+
+    def step_us(self, num_layers: int) -> NDArray[np.float64]:
+        """Cost of a decode step, [candidate, cell, round]: plan + begin_step + layers x forward."""
+        plan, begin, layer = self.times
+        step: NDArray[np.float64] = plan + begin + num_layers * layer
+        return step
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A regime of a bucket, inclusive bounds in tokens, and the candidate that serves it."""
+
+    bucket: int
+    mean_kv_min: int
+    mean_kv_max: int
+    max_kv_min: int
+    max_kv_max: int
+    candidate: str
+
+    def holds(self, mean_kv: int, max_kv: int) -> bool:
+        """Whether a batch of these lengths is served by the box."""
+        return self.mean_kv_min <= mean_kv <= self.mean_kv_max and self.max_kv_min <= max_kv <= self.max_kv_max
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """One tuning run: everything that the decisions depend on.
+
+    `incumbent`: the boxes of the plan that was stored before, where the run challenges one. `key`: what the
+    samples are valid for. `unmeasured`: buckets left out, with the reason.
+    """
+
+    key: Mapping[str, Any]
+    num_layers: int
+    default: str
+    priority: tuple[str, ...]
+    rule: Rule
+    buckets: tuple[BucketSamples, ...]
+    unmeasured: Mapping[int, str] = field(default_factory=dict)
+    incumbent: tuple[Box, ...] = ()

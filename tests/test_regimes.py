@@ -1,0 +1,168 @@
+"""Cutting the (mean KV, max KV) plane. Times are microseconds; the default takes 100 everywhere."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dispatch.decision import Reason, Rule
+from dispatch.regimes import MAX_BOXES, decide_bucket
+from dispatch.samples import Box, Cell, Exclusion
+from tests.tables import DEFAULT, PRIORITY, bucket_of
+
+XQA, CUDNN = "flashinfer_xqa", "flashinfer_cudnn"
+RULE = Rule()
+MEANS = (128, 512, 2048, 8192)
+RAGGED = 4  # max over mean of the ragged profile
+
+
+def cells(means=MEANS):
+    """Each mean with equal lengths, and ragged."""
+    return [Cell(m, m * k, name) for m in means for k, name in ((1, "equal"), (RAGGED, "ragged"))]
+
+
+def decide(time_of, incumbent=(), means=MEANS, **kinds):
+    """Regimes of a bucket in which candidate `name` takes time_of[name](cell)."""
+    grid = cells(means)
+    times = {DEFAULT: [100.0] * len(grid)} | {name: [f(c) for c in grid] for name, f in time_of.items()}
+    return decide_bucket(bucket_of(times, grid, **kinds), 1, PRIORITY, RULE, incumbent)
+
+
+def served(regimes, cell):
+    return [r.box.candidate for r in regimes if r.box.holds(cell.mean_kv, cell.max_kv)]
+
+
+def test_one_winner_everywhere_is_one_box_around_all_cells():
+    (regime,) = decide({XQA: lambda c: 80})
+    assert regime.box == Box(8, 128, 8192, 128, 8192 * RAGGED, XQA)
+
+
+def test_the_default_everywhere_is_one_box_for_the_default():
+    (regime,) = decide({XQA: lambda c: 120})
+    assert (regime.box.candidate, regime.decision.reason) == (DEFAULT, Reason.NOT_FASTER)
+
+
+def test_winners_that_cross_meet_at_the_geometric_midpoint():
+    short, long = decide({XQA: lambda c: 70 if c.mean_kv <= 512 else 130})
+    assert (short.box.candidate, long.box.candidate) == (XQA, DEFAULT)
+    assert (short.box.mean_kv_max, long.box.mean_kv_min) == (1024, 1025)  # sqrt(512 * 2048)
+
+
+def test_a_winner_on_equal_lengths_alone_is_not_chosen_for_ragged_ones():
+    regimes = decide({CUDNN: lambda c: 80 if c.profile == "equal" else 350})
+    for cell in cells():
+        chosen = served(regimes, cell)
+        assert chosen == [DEFAULT] or (chosen == [CUDNN] and cell.profile == "equal")
+
+
+def test_at_most_three_boxes_are_made():
+    regimes = decide({XQA: lambda c: 70 if c.mean_kv in (128, 2048) else 130})  # alternates four times
+    assert len(regimes) <= MAX_BOXES
+
+
+def test_a_cut_that_saves_less_than_one_percent_is_not_made():
+    # cudnn beats xqa by 1% in the one half: splitting would save 0.5% on average
+    assert len(decide({XQA: lambda c: 80, CUDNN: lambda c: 79.2 if c.mean_kv > 512 else 90})) == 1
+
+
+def test_every_measured_cell_lies_in_exactly_one_box():
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        level = {c: rng.uniform(60, 140, size=2) for c in cells()}
+        regimes = decide({XQA: lambda c, t=level: t[c][0], CUDNN: lambda c, t=level: t[c][1]})
+        for i, cell in enumerate(cells()):
+            assert len(served(regimes, cell)) == 1
+            assert [i in r.cells for r in regimes].count(True) == 1
+
+
+def test_boxes_do_not_overlap():
+    rng = np.random.default_rng(4)
+    for _ in range(20):
+        level = {c: rng.uniform(60, 140) for c in cells()}
+        regimes = decide({XQA: lambda c, t=level: t[c]})
+        for a, b in itertools.combinations([r.box for r in regimes], 2):
+            apart_in_mean = a.mean_kv_max < b.mean_kv_min or b.mean_kv_max < a.mean_kv_min
+            apart_in_max = a.max_kv_max < b.max_kv_min or b.max_kv_max < a.max_kv_min
+            assert apart_in_mean or apart_in_max
+
+
+def test_no_box_reaches_beyond_the_measured_lengths():
+    rng = np.random.default_rng(5)
+    level = {c: rng.uniform(60, 140) for c in cells()}
+    for box in (r.box for r in decide({XQA: lambda c: level[c]})):
+        assert min(MEANS) <= box.mean_kv_min <= box.mean_kv_max <= max(MEANS)
+        assert min(MEANS) <= box.max_kv_min <= box.max_kv_max <= max(MEANS) * RAGGED
+
+
+def test_a_tactic_for_short_requests_is_not_chosen_beyond_them():
+    narrow = f"{XQA}[max_kv=1000]"
+    regimes = decide({narrow: lambda c: 70 if c.max_kv <= 1000 else np.nan})
+    chosen = [r.box for r in regimes if r.box.candidate == narrow]
+    assert chosen
+    assert all(box.max_kv_max <= 1000 for box in chosen)  # the midpoint to the next cell is sqrt(512 * 2048) = 1024
+
+
+def test_cells_in_which_the_default_was_not_measured_are_outside_every_box():
+    grid = cells()
+    default = [100.0 if c.mean_kv < 8192 else np.nan for c in grid]
+    samples = bucket_of({DEFAULT: default, XQA: [80.0] * len(grid)}, grid)
+    (regime,) = decide_bucket(samples, 1, PRIORITY, RULE)
+    assert regime.box.mean_kv_max == 2048
+
+
+def test_a_bucket_in_which_nothing_was_measured_has_no_box():
+    samples = bucket_of({DEFAULT: [np.nan], XQA: [np.nan]})
+    assert decide_bucket(samples, 1, PRIORITY, RULE) == ()
+
+
+def test_a_candidate_that_failed_in_one_cell_may_win_the_boxes_without_it():
+    failed = Exclusion(XQA, Reason.FAILED, "out of memory", cell=7)
+    regimes = decide({XQA: lambda c: 70 if c != cells()[7] else np.nan}, exclusions=[failed])
+    assert served(regimes, cells()[0]) == [XQA]
+    assert served(regimes, cells()[7]) == [DEFAULT]
+
+
+def stored(*rows):
+    return [Box(8, *bounds, name) for *bounds, name in rows]
+
+
+LOW = (128, 1024, 128, 8192 * RAGGED)
+HIGH = (1025, 8192, 128, 8192 * RAGGED)
+
+
+def test_stored_boundaries_stay_when_moving_them_gains_less_than_delta():
+    before = stored((*LOW, XQA), (*HIGH, DEFAULT))
+    # the crossing has moved a point up, by 2% in one point of four: 0.5% on average
+    regimes = decide({XQA: lambda c: 80 if c.mean_kv <= 512 else (98 if c.mean_kv == 2048 else 130)}, before)
+    assert [r.box for r in regimes] == before
+
+
+def test_stored_boundaries_go_when_new_ones_gain_delta():
+    before = stored((*LOW, XQA), (*HIGH, DEFAULT))
+    regimes = decide({XQA: lambda c: 80}, before)  # half of the cells gain 20%
+    assert [r.box.candidate for r in regimes] in ([XQA], [XQA, XQA])
+
+
+def test_a_stored_winner_that_is_now_slower_than_the_default_goes_even_where_its_box_stays():
+    before = stored((*LOW, XQA), (*HIGH, DEFAULT))
+    regimes = decide({XQA: lambda c: 101}, before)
+    assert {r.box.candidate for r in regimes} == {DEFAULT}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_around_a_threshold_does_not_flip_a_stored_plan(seed):
+    rng = np.random.default_rng(seed)
+    grid = cells()
+
+    def draw():
+        return {
+            name: base * np.exp(rng.normal(0, 0.01, size=(len(grid), 15)))
+            for name, base in ((DEFAULT, 100.0), (XQA, 96.9), (CUDNN, 96.5))  # all around 3%
+        }
+
+    plan = [r.box for r in decide_bucket(bucket_of(draw(), grid), 1, PRIORITY, RULE)]
+    for _ in range(20):
+        again = [r.box for r in decide_bucket(bucket_of(draw(), grid), 1, PRIORITY, RULE, plan)]
+        assert again == plan
