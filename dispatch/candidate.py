@@ -6,8 +6,10 @@ import re
 from dataclasses import dataclass
 
 from dispatch.errors import DispatchError
+from dispatch.plainjson import shown
 
-_TEXT = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)(?:\[([a-z][a-z0-9_]*=\d+(?:,[a-z][a-z0-9_]*=\d+)*)\])?")
+_KNOB = r"[a-z][a-z0-9_]*=[0-9]{1,18}"  # so many digits always fit into 64 bits
+_TEXT = re.compile(rf"([A-Za-z][A-Za-z0-9_.-]*)(?:\[({_KNOB}(?:,{_KNOB})*)\])?")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,7 +31,7 @@ class Candidate:
         """Inverse of str(). Raises DispatchError."""
         match = _TEXT.fullmatch(text)
         if match is None:
-            raise DispatchError(f"{text!r} is not a candidate: backend or backend[knob=number,...]")
+            raise DispatchError(f"{shown(text)} is not a candidate: backend or backend[knob=number,...]")
         return cls(match[1], match[2] or "")
 
     @property

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 from dispatch.plan import DecidedBox, Excluded, StoredPlan
 from dispatch.regimes import decide
-from dispatch.samples import Samples
+from dispatch.samples import TWIN, Samples
 
 
 def conclude(samples: Samples, refused: Mapping[str, str]) -> StoredPlan:
@@ -24,7 +24,10 @@ def conclude(samples: Samples, refused: Mapping[str, str]) -> StoredPlan:
         ),
         unmeasured=samples.unmeasured,
         excluded=tuple(
-            Excluded(b.bucket, e.candidate, e.reason, e.detail) for b in samples.buckets for e in b.exclusions
+            Excluded(b.bucket, e.candidate, e.reason, e.detail)
+            for b in samples.buckets
+            for e in b.exclusions
+            if e.candidate != TWIN  # no candidate: nothing could choose it
         ),
         refused=refused,
     )

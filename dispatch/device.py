@@ -49,7 +49,7 @@ def current_device(kind: str | None = None) -> DeviceFingerprint:
     if kind is None:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cpu":
-        return DeviceFingerprint("cpu", _cpu_name(), (0, 0), torch.get_num_threads(), "", "", torch.__version__)
+        return DeviceFingerprint("cpu", _cpu_name(), (0, 0), torch.get_num_threads(), "", "", str(torch.__version__))
     if kind != "cuda":
         raise MeasureError(f"device {kind!r}: must be one of cuda, cpu")
     if not torch.cuda.is_available():
@@ -62,7 +62,7 @@ def current_device(kind: str | None = None) -> DeviceFingerprint:
         units=properties.multi_processor_count,
         driver=_driver_version(),
         cuda=torch.version.cuda or "",
-        torch=torch.__version__,
+        torch=str(torch.__version__),
     )
 
 

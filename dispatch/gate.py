@@ -16,7 +16,7 @@ from dispatch.backends.base import KVCache
 from dispatch.bench.pool import RESERVED_PAGE, Chain, PagedPool, raw_bits
 from dispatch.bench.timer import Recording
 from dispatch.gate_checks import compare, count
-from dispatch.gate_inputs import first_lengths, first_visible, gate_pages, only_visible, turned_lengths
+from dispatch.gate_inputs import first_visible, gate_pages, only_visible, row_lengths
 from dispatch.reference import reference_decode
 from dispatch.step import StepInputs
 
@@ -48,13 +48,14 @@ class Gate:
         self.q = chain.q.clone()
         k, v = (pages[: self.num_pages + 1].clone() for pages in chain.kv_caches[0])
         self.kv = k, v
-        first = first_lengths(self.spec, self.bucket, longest)
-        turned = turned_lengths(self.spec, self.bucket, longest)
+        lengths = row_lengths(self.spec, self.bucket, longest)
+        first, turned = lengths["first"], lengths["turned"]
         self.cases = [
             self._random("random", first),
             self._random("rows turned over", turned),
             self._probe(first),
             self._probe(turned),
+            self._probe(lengths["short"]),
             self._random("large logits", turned, self._large_logit_scale()),
         ]
         if self.bucket > 1:

@@ -10,24 +10,25 @@ from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
 
 LONGEST = 8192  # tokens of the longest row checked: many splits, and a reference that costs little
-SHORT_LENGTHS = (1, 17, 2, 64, 300, 129, 5, 33)  # below, at and above the borders of pages and of kernels' tiles
 
 
-def first_lengths(spec: AttentionSpec, bucket: int, longest: int) -> tuple[int, ...]:
-    """The longest row first, then short ones around the borders of pages."""
+def row_lengths(spec: AttentionSpec, bucket: int, longest: int) -> dict[str, tuple[int, ...]]:
+    """The lengths that the rows take one after the other, as requests come, grow, and go.
+
+    "first": the longest row, then short ones around the borders of pages. "turned": the same in reverse, each a token
+    longer and the longest some shorter. "short": only short rows, so that a bucket of one sees one too.
+    """
     longest, page = min(longest, LONGEST), spec.page_size
-    short = [*SHORT_LENGTHS, page, page + 1, max(1, page - 1), 3 * page + 1]
-    return (longest, *(min(short[i % len(short)], longest) for i in range(bucket - 1)))
-
-
-def turned_lengths(spec: AttentionSpec, bucket: int, longest: int) -> tuple[int, ...]:
-    """The same rows in reverse, each a token longer: every row has changed, as after requests came and went."""
-    return tuple(min(n + 1, longest, LONGEST) for n in reversed(first_lengths(spec, bucket, longest)))
+    around = [17, 1, 2, 64, 300, 129, 5, 33, page, page + 1, max(1, page - 1), 3 * page + 1]
+    short = tuple(min(around[i % len(around)], longest) for i in range(bucket))
+    first = (longest, *short[1:])
+    turned = tuple(n + 1 if n < longest else max(1, longest - 3) for n in reversed(first))
+    return {"first": first, "turned": turned, "short": short}
 
 
 def gate_pages(spec: AttentionSpec, bucket: int, longest: int) -> int:
     """Pages of the pool that the gate of a bucket writes to."""
-    rows = (first_lengths(spec, bucket, longest), turned_lengths(spec, bucket, longest))
+    rows = row_lengths(spec, bucket, longest).values()
     return max(sum(spec.max_pages(n) for n in lengths) for lengths in rows)
 
 

@@ -41,6 +41,7 @@ def check_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
 def kv_grid(max_seq_len: int) -> tuple[int, ...]:
     """Mean KV lengths in tokens, log-spaced from 128 to `max_seq_len`: at most 8, neighbours at least 2x apart.
 
+    Below 256 tokens there is no room for that: the two ends, or `max_seq_len` alone.
     A factor of 2 is fine enough: between two neighbours the ratio of two kernels' times is nearly straight.
     """
     if max_seq_len < 1:

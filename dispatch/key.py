@@ -7,6 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from dispatch.grid import check_buckets
+from dispatch.plainjson import each, field, mapping, shown, text, whole
+from dispatch.spec import AttentionSpec
+
 RULE_VERSION = 1  # raised when the deciding rule or the way of measuring changes
 
 
@@ -20,6 +24,15 @@ def digest(data: Any) -> str:
     return hashlib.sha256(canonical(data)).hexdigest()
 
 
+def check_key(value: Any) -> dict[str, Any]:
+    """A key out of a file, with the fields that deciding and the table need. Raises ValueError, naming the field."""
+    key = mapping(value)
+    field(key, "spec", AttentionSpec.from_json)
+    field(key, "buckets", lambda buckets: check_buckets(each(buckets, whole)))
+    field(key, "backends", _check_versions)
+    return key
+
+
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     """One line for each field that differs, in our order."""
     a, b = _flat(theirs), _flat(ours)
@@ -29,6 +42,13 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]
         for name in names
         if a.get(name) != b.get(name) or (name in a) != (name in b)
     ]
+
+
+def _check_versions(value: Any) -> None:
+    for name, version in mapping(value).items():
+        if not name.isascii():
+            raise ValueError(f"{shown(name)}: a backend name must be ASCII")
+        text(version)
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

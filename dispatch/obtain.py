@@ -23,7 +23,7 @@ from dispatch.request import TuneRequest
 from dispatch.samples import Samples
 from dispatch.samplesfile import read_samples, samples_path
 from dispatch.store import Store
-from dispatch.tuner import Progress, tune
+from dispatch.tuner import Progress, silent, tune
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def obtain_plan(
     device: DeviceFingerprint,
     registry: Registry,
     store: Store,
-    progress: Progress,
+    progress: Progress = silent,
     force: bool = False,
 ) -> Obtained:
     """The stored plan, or a new one. `force`: measure again, with the stored choices as incumbents.

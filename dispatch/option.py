@@ -54,7 +54,7 @@ def backend_names(value: object) -> tuple[str, ...]:
     """Names in the order given, each once; a stray comma is no name."""
     if not isinstance(value, (tuple, list)):
         value = [name for name in map(str.strip, _text(value).split(",")) if name]
-    if not all(isinstance(name, str) and _BACKEND_NAME.fullmatch(name) for name in value):
+    if not all(_BACKEND_NAME.fullmatch(name) for name in value):
         raise ValueError
     return tuple(dict.fromkeys(value))
 

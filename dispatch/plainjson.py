@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import reprlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dispatch.errors import DispatchError
 
+T = TypeVar("T")
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = 60  # a mistyped name should still be recognised
+
 
 def whole(value: Any) -> int:
-    """A whole number; bool is none."""
+    """A whole number of 64 bits; bool is none."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{shown(value)} is not a whole number")
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{shown(value)} does not fit into 64 bits")
     return value
 
 
@@ -44,16 +52,29 @@ def sequence(value: Any, length: int | None = None) -> list[Any]:
     return value
 
 
-def field(data: dict[str, Any], name: str) -> Any:
-    """A field that must be there."""
+def each(value: Any, reader: Callable[[Any], T]) -> tuple[T, ...]:
+    """A JSON array whose items are all read by `reader`."""
+    return tuple(reader(item) for item in sequence(value))
+
+
+def field(data: dict[str, Any], name: str, reader: Callable[[Any], T]) -> T:
+    """A field that must be there, read by `reader`."""
     if name not in data:
         raise ValueError(f"{name}: missing")
-    return data[name]
+    return named(name, lambda: reader(data[name]))
+
+
+def named(name: str, read: Callable[[], T]) -> T:
+    """What `read` returns. Raises ValueError that begins with the name where it raises one, or our own."""
+    try:
+        return read()
+    except (DispatchError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def shown(value: Any) -> str:
     """A value for a message, cut short."""
-    full = repr(value)
+    full = _SHOWN.repr(value)
     return full if len(full) <= 60 else full[:57] + "..."
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from dispatch.atomic import write_atomically
 from dispatch.candidate import Candidate
 from dispatch.decision import Reason
 from dispatch.errors import DispatchError, PlanFileError
-from dispatch.key import digest
-from dispatch.plainjson import field, mapping, number, parse, sequence, shown, text, whole
+from dispatch.key import check_key, digest
+from dispatch.plainjson import each, field, mapping, named, number, parse, sequence, shown, text, whole
 from dispatch.plan import DecidedBox, Excluded, StoredPlan
 from dispatch.samples import Box
 
@@ -39,8 +39,7 @@ def read_plans(path: Path) -> tuple[StoredPlan, ...]:
     try:
         if digest(body) != checksum:
             raise ValueError("checksum: the file was changed or damaged")
-        plans = sequence(field(body, "plans"))
-        return tuple(plan_from_json(mapping(plan)) for plan in plans)
+        return field(body, "plans", lambda plans: each(plans, plan_from_json))
     except (DispatchError, ValueError, RecursionError) as error:
         raise PlanFileError(f"{path}: {error}") from None
 
@@ -60,15 +59,14 @@ def plan_to_json(plan: StoredPlan) -> dict[str, Any]:
     }
 
 
-def plan_from_json(data: Mapping[str, Any]) -> StoredPlan:
+def plan_from_json(value: Any) -> StoredPlan:
     """Inverse of `plan_to_json`, checked as far as making the table. Raises PlanFileError, naming the field."""
-    values = {}
-    for name in (f.name for f in fields(StoredPlan)):
-        values[name] = _checked(name, lambda name=name: _READERS[name](field(dict(data), name)))  # type: ignore[misc]
-    plan = StoredPlan(**values)
-    _checked("key.spec", lambda: plan.spec)
-    _checked("key.backends", lambda: mapping(field(dict(plan.key), "backends")))
-    _checked("boxes", plan.table)
+    try:
+        data = mapping(value)
+        plan = StoredPlan(**{f.name: field(data, f.name, _READERS[f.name]) for f in fields(StoredPlan)})
+        named("boxes", plan.table)
+    except (DispatchError, ValueError) as error:
+        raise PlanFileError(str(error)) from None
     return plan
 
 
@@ -83,46 +81,54 @@ def box_to_json(box: Box) -> dict[str, Any]:
 
 
 def box_from_json(value: Any) -> Box:
-    """Inverse of `box_to_json`. Raises ValueError or DispatchError."""
+    """Inverse of `box_to_json`. Raises ValueError, naming the field."""
     data = mapping(value)
-    mean_kv_min, mean_kv_max = (whole(n) for n in sequence(field(data, "mean_kv"), 2))
-    max_kv_min, max_kv_max = (whole(n) for n in sequence(field(data, "max_kv"), 2))
-    candidate = str(Candidate.parse(text(field(data, "candidate"))))
-    return Box(whole(field(data, "bucket")), mean_kv_min, mean_kv_max, max_kv_min, max_kv_max, candidate)
+    mean_kv_min, mean_kv_max = field(data, "mean_kv", _bounds)
+    max_kv_min, max_kv_max = field(data, "max_kv", _bounds)
+    candidate = field(data, "candidate", candidate_from_json)
+    return Box(field(data, "bucket", whole), mean_kv_min, mean_kv_max, max_kv_min, max_kv_max, candidate)
+
+
+def candidate_from_json(value: Any) -> str:
+    """A candidate as it is written in plans and samples. Raises ValueError or DispatchError."""
+    return str(Candidate.parse(text(value)))
 
 
 def reason_from_json(value: Any) -> Reason:
     """A reason by its name. Raises ValueError."""
-    if value not in Reason.__members__:
+    if text(value) not in Reason.__members__:
         raise ValueError(f"{shown(value)} is not a reason")
     return Reason[value]
 
 
+def unmeasured_from_json(value: Any) -> dict[int, str]:
+    """Buckets, which are texts in JSON's objects, and reasons. Raises ValueError."""
+    return {int(bucket): text(reason) for bucket, reason in mapping(value).items()}
+
+
+def _bounds(value: Any) -> tuple[int, int]:
+    low, high = sequence(value, 2)
+    return whole(low), whole(high)
+
+
 def _decided(value: Any) -> DecidedBox:
     data = mapping(value)
-    return DecidedBox(box_from_json(data), reason_from_json(field(data, "reason")), number(field(data, "speedup")))
+    return DecidedBox(box_from_json(data), field(data, "reason", reason_from_json), field(data, "speedup", number))
 
 
 def _excluded(value: Any) -> Excluded:
     bucket, candidate, reason, detail = sequence(value, 4)
-    return Excluded(whole(bucket), str(Candidate.parse(text(candidate))), reason_from_json(reason), text(detail))
-
-
-def _checked(name: str, read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except (DispatchError, ValueError, TypeError) as error:
-        raise PlanFileError(f"{name}: {error}") from None
+    return Excluded(whole(bucket), candidate_from_json(candidate), reason_from_json(reason), text(detail))
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "key": mapping,
+    "key": check_key,
     "created": text,
-    "default": lambda v: str(Candidate.parse(text(v))),
-    "buckets": lambda v: tuple(whole(n) for n in sequence(v)),
-    "boxes": lambda v: tuple(_decided(box) for box in sequence(v)),
-    "unmeasured": lambda v: {int(bucket): text(reason) for bucket, reason in mapping(v).items()},
-    "excluded": lambda v: tuple(_excluded(e) for e in sequence(v)),
+    "default": candidate_from_json,
+    "buckets": lambda v: each(v, whole),
+    "boxes": lambda v: each(v, _decided),
+    "unmeasured": unmeasured_from_json,
+    "excluded": lambda v: each(v, _excluded),
     "refused": lambda v: {name: text(reason) for name, reason in mapping(v).items()},
     "seconds": number,
 }

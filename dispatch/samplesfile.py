@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,12 +18,17 @@ from dispatch.atomic import write_atomically
 from dispatch.candidate import Candidate
 from dispatch.decision import Rule
 from dispatch.errors import DispatchError, SamplesError
-from dispatch.plainjson import field, mapping, number, parse, sequence, shown, text, whole
-from dispatch.planfile import box_from_json, box_to_json, reason_from_json
+from dispatch.key import check_key
+from dispatch.plainjson import each, field, mapping, named, number, parse, sequence, shown, text, whole
+from dispatch.planfile import box_from_json, box_to_json, candidate_from_json, reason_from_json, unmeasured_from_json
 from dispatch.samples import PARTS, TWIN, BucketSamples, Cell, Exclusion, Samples
 
 FORMAT = 1
 SUFFIX = ".samples.json.gz"
+# Reading stops here, lest a damaged or a hostile file take all memory. A layer group of 23 buckets, 13 candidates,
+# 40 cells, 15 rounds and 3 parts, at 8 characters a time, is 4 MiB; few models have more than three groups.
+LARGEST_BYTES = 64 << 20
+LONGEST_US = 1e12  # 11 days: no kernel takes so long, and sums over layers stay finite
 
 
 def samples_path(plan_path: Path) -> Path:
@@ -40,17 +46,15 @@ def write_samples(path: Path, runs: Sequence[Samples]) -> None:
 def read_samples(path: Path) -> tuple[Samples, ...]:
     """Read a samples file, gzipped or not. Raises SamplesError, naming file and field."""
     try:
-        content = path.read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
+        content = _content(path)
+    except (OSError, ValueError, zlib.error) as error:
         raise SamplesError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     body = parse(content, path, SamplesError)
     if body.get("format") != FORMAT:
         raise SamplesError(f"{path}: format: {shown(body.get('format'))}; this version reads {FORMAT}")
     try:
-        return tuple(samples_from_json(run) for run in sequence(field(body, "runs")))
-    except (DispatchError, ValueError, TypeError) as error:
+        return field(body, "runs", lambda runs: each(runs, samples_from_json))
+    except (DispatchError, ValueError, RecursionError) as error:
         raise SamplesError(f"{path}: {error}") from None
 
 
@@ -69,23 +73,20 @@ def samples_to_json(samples: Samples) -> dict[str, Any]:
 
 
 def samples_from_json(value: Any) -> Samples:
-    """Inverse of `samples_to_json`. Raises ValueError or DispatchError."""
+    """Inverse of `samples_to_json`. Raises ValueError, naming the field."""
     data = mapping(value)
-    rule = mapping(field(data, "rule"))
+    key = field(data, "key", check_key)
+    buckets = field(data, "buckets", lambda v: each(v, _bucket_from_json))
+    named("buckets", lambda: _check_against(key, buckets))
     return Samples(
-        key=mapping(field(data, "key")),
-        num_layers=whole(field(data, "num_layers")),
-        default=str(Candidate.parse(text(field(data, "default")))),
-        priority=tuple(text(name) for name in sequence(field(data, "priority"))),
-        rule=Rule(
-            number(field(rule, "threshold")),
-            number(field(rule, "cluster_margin")),
-            whole(field(rule, "min_rounds")),
-            number(field(rule, "win_share")),
-        ),
-        buckets=tuple(_bucket_from_json(bucket) for bucket in sequence(field(data, "buckets"))),
-        unmeasured={int(b): text(reason) for b, reason in mapping(field(data, "unmeasured")).items()},
-        incumbent=tuple(box_from_json(box) for box in sequence(field(data, "incumbent"))),
+        key=key,
+        num_layers=field(data, "num_layers", whole),
+        default=field(data, "default", candidate_from_json),
+        priority=field(data, "priority", lambda v: each(v, text)),
+        rule=field(data, "rule", _rule),
+        buckets=buckets,
+        unmeasured=field(data, "unmeasured", unmeasured_from_json),
+        incumbent=field(data, "incumbent", lambda v: each(v, box_from_json)),
     )
 
 
@@ -101,31 +102,55 @@ def _bucket_to_json(bucket: BucketSamples) -> dict[str, Any]:
 
 def _bucket_from_json(value: Any) -> BucketSamples:
     data = mapping(value)
-    cells = tuple(_cell(cell) for cell in sequence(field(data, "cells")))
-    candidates = tuple(text(name) for name in sequence(field(data, "candidates")))
-    if len(set(candidates)) != len(candidates) or candidates[1:2] != (TWIN,):
-        raise ValueError("candidates: must be the default, its twin, and others, each once")
-    for name in candidates:
-        if name != TWIN:
-            Candidate.parse(name)
-    times = np.array([_times_from_json(field(data, part), part) for part in PARTS], dtype=np.float64)
-    if times.ndim != 4 or times.shape[1:3] != (len(candidates), len(cells)):
-        raise ValueError(f"times of shape {times.shape[1:]} for {len(candidates)} candidates and {len(cells)} cells")
-    exclusions = tuple(_exclusion(e, len(cells)) for e in sequence(field(data, "exclusions")))
-    return BucketSamples(whole(field(data, "bucket")), cells, candidates, times, exclusions)
+    cells = field(data, "cells", lambda v: each(v, _cell))
+    candidates = field(data, "candidates", _candidates)
+    times = [field(data, part, _times_from_json) for part in PARTS]
+    for part, of_part in zip(PARTS, times, strict=True):
+        shape = (len(candidates), len(cells), times[0].shape[2])
+        if of_part.shape != shape:
+            raise ValueError(f"{part}: {of_part.shape} times for {shape} candidates, cells, and rounds")
+    exclusions = field(data, "exclusions", lambda v: each(v, lambda e: _exclusion(e, len(cells))))
+    return BucketSamples(field(data, "bucket", whole), cells, candidates, np.stack(times), exclusions)
+
+
+def _check_against(key: dict[str, Any], buckets: Sequence[BucketSamples]) -> None:
+    """Raises ValueError where a plan made of these samples would name what its key does not."""
+    sizes = [bucket.bucket for bucket in buckets]
+    if len(set(sizes)) != len(sizes) or not set(sizes) <= set(key["buckets"]):
+        raise ValueError(f"{shown(sizes)}: must be among the key's {shown(key['buckets'])}, each once")
+    for name in (name for bucket in buckets for name in bucket.candidates if name != TWIN):
+        if Candidate.parse(name).backend not in key["backends"]:
+            raise ValueError(f"candidates: {shown(name)} is of no backend in the key")
+
+
+def _rule(value: Any) -> Rule:
+    data = mapping(value)
+    return Rule(
+        field(data, "threshold", number),
+        field(data, "cluster_margin", number),
+        field(data, "min_rounds", whole),
+        field(data, "win_share", number),
+    )
+
+
+def _candidates(value: Any) -> tuple[str, ...]:
+    names = each(value, lambda name: TWIN if name == TWIN else candidate_from_json(name))
+    if len(set(names)) != len(names) or names[1:2] != (TWIN,):
+        raise ValueError("must be the default, its twin, and others, each once")
+    return names
 
 
 def _cell(value: Any) -> Cell:
     mean_kv, max_kv, profile = sequence(value, 3)
     if not 0 < whole(mean_kv) <= whole(max_kv) < 2**31:
-        raise ValueError(f"cell {shown(value)}: 0 < mean KV <= max KV < 2^31 does not hold")
+        raise ValueError(f"{shown(value)}: 0 < mean KV <= max KV < 2^31 does not hold")
     return Cell(mean_kv, max_kv, text(profile))
 
 
 def _exclusion(value: Any, num_cells: int) -> Exclusion:
     candidate, reason, detail, cell = sequence(value, 4)
     if cell is not None and not 0 <= whole(cell) < num_cells:
-        raise ValueError(f"exclusion of {shown(candidate)}: there is no cell {shown(cell)}")
+        raise ValueError(f"{shown(candidate)}: there is no cell {shown(cell)}")
     return Exclusion(text(candidate), reason_from_json(reason), text(detail), cell)
 
 
@@ -133,11 +158,33 @@ def _times_to_json(times: NDArray[np.float64]) -> Any:
     return [[[None if t != t else t for t in rounds] for rounds in cells] for cells in times.tolist()]
 
 
-def _times_from_json(value: Any, part: str) -> NDArray[np.float64]:
+def _times_from_json(value: Any) -> NDArray[np.float64]:
+    rows = each(value, lambda cells: each(cells, lambda rounds: each(rounds, _time)))
     try:
-        times = np.array(value, dtype=np.float64)  # None becomes NaN
-    except (TypeError, ValueError):
-        raise ValueError(f"{part}: not a table of numbers [candidate][cell][round]") from None
-    if times.ndim != 3 or np.isinf(times).any() or (times < 0).any():
-        raise ValueError(f"{part}: not a table of times [candidate][cell][round]")
+        times = np.array(rows, dtype=np.float64)
+    except ValueError:
+        times = np.empty(0)  # rows of different lengths
+    if times.ndim != 3:
+        raise ValueError("not a table [candidate][cell][round]")
     return times
+
+
+def _time(value: Any) -> float:
+    if value is None:
+        return math.nan
+    if not 0 <= number(value) <= LONGEST_US:
+        raise ValueError(f"{shown(value)} is not a time")
+    return float(value)
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(LARGEST_BYTES + 1)
+    if content[:2] == b"\x1f\x8b":
+        unpacker = zlib.decompressobj(wbits=31)  # gzip's header and checksum too
+        content = unpacker.decompress(content, LARGEST_BYTES + 1)
+        if len(content) <= LARGEST_BYTES and (not unpacker.eof or unpacker.unused_data):
+            raise ValueError("the compressed data ends too early, or is followed by other data")
+    if len(content) > LARGEST_BYTES:
+        raise ValueError(f"more than {LARGEST_BYTES >> 20} MiB")
+    return content

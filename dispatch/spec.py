@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from dispatch.errors import SpecError
+from dispatch.plainjson import shown
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3": 1}
 Q_DTYPES = ("bf16", "fp16", "fp32")
@@ -55,18 +57,19 @@ class AttentionSpec:
         _one_of("kv_dtype", self.kv_dtype, (self.dtype, "fp8_e4m3"))
         _one_of("kv_layout", self.kv_layout, KV_LAYOUTS)
         if self.kv_strides is not None:
-            if len(self.kv_strides) != 3:
-                raise SpecError(f"kv_strides={self.kv_strides}: must be three strides, in elements")
+            if not isinstance(self.kv_strides, tuple) or len(self.kv_strides) != 3:
+                raise SpecError(f"kv_strides={shown(self.kv_strides)}: must be a tuple of three strides, in elements")
             for stride in self.kv_strides:
                 _positive_int("kv_strides", stride)
         if self.sliding_window is not None:
             _positive_int("sliding_window", self.sliding_window)
         if self.sm_scale is None:
             object.__setattr__(self, "sm_scale", 1.0 / math.sqrt(self.head_dim_qk))
-        for field in ("k_scale", "v_scale", "sm_scale", "logits_soft_cap"):
-            value = getattr(self, field)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise SpecError(f"{field}={value}: must be a finite number above 0")
+        capped = () if self.logits_soft_cap is None else ("logits_soft_cap",)
+        for field in ("k_scale", "v_scale", "sm_scale", *capped):  # 1 and 1.0 are one spec, and one key
+            object.__setattr__(self, field, _positive_float(field, getattr(self, field)))
+        if not isinstance(self.has_sinks, bool):
+            raise SpecError(f"has_sinks={shown(self.has_sinks)}: must be true or false")
 
     @property
     def group_size(self) -> int:
@@ -120,10 +123,16 @@ class AttentionSpec:
 
 
 def _positive_int(field: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise SpecError(f"{field}={value!r}: must be a whole number above 0")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:  # int64 in every kernel
+        raise SpecError(f"{field}={shown(value)}: must be a whole number above 0")
+
+
+def _positive_float(field: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
+        raise SpecError(f"{field}={shown(value)}: must be a finite number above 0")
+    return float(value)
 
 
 def _one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise SpecError(f"{field}={value!r}: must be one of {', '.join(dict.fromkeys(allowed))}")
+        raise SpecError(f"{field}={shown(value)}: must be one of {', '.join(dict.fromkeys(allowed))}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import platformdirs
 from filelock import FileLock
@@ -18,6 +20,7 @@ from dispatch.samples import Samples
 from dispatch.samplesfile import read_samples, samples_path, write_samples
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T", StoredPlan, Samples)
 
 
 class Store:
@@ -33,35 +36,14 @@ class Store:
 
     def load(self, key: dict[str, object]) -> StoredPlan | None:
         """The stored plan of exactly this key, or None."""
-        path = self.path(key)
-        if not os.path.exists(path):  # unlike Path.exists, False where the folder cannot be read
-            return None
-        try:
-            plan = read_plans(path)[0]
-            differing = differences(plan.key, key)
-            if not differing:
-                return plan
-            problem = f"{path}: {differing[0]}"
-        except (PlanFileError, IndexError) as error:
-            problem = str(error) or f"{path}: no plan in it"
-        _log.warning("stored plan set aside: %s", problem)
-        _set_aside(path)
-        return None
+        return _load(self.path(key), read_plans, key)
 
     def load_samples(self, key: dict[str, object]) -> Samples | None:
         """The samples of the stored plan of this key, or None."""
-        path = samples_path(self.path(key))
-        if not os.path.exists(path):
-            return None
-        try:
-            return read_samples(path)[0]
-        except (SamplesError, IndexError) as error:
-            _log.warning("stored samples set aside: %s", error)
-            _set_aside(path)
-            return None
+        return _load(samples_path(self.path(key)), read_samples, key)
 
     def save(self, plan: StoredPlan, samples: Samples | None) -> Path:
-        """Store a plan; the samples first, so that a plan that is there has its own or none. Raises OSError."""
+        """Store a plan; the samples first, so that a plan that is there has its own or newer ones. Raises OSError."""
         path = self.path(dict(plan.key))
         self.folder.mkdir(parents=True, exist_ok=True)
         if samples is None:
@@ -82,8 +64,23 @@ class Store:
         return max(files, key=lambda p: p.stat().st_mtime, default=None)
 
 
-def _set_aside(path: Path) -> None:
+def _load(path: Path, read: Callable[[Path], tuple[T, ...]], key: dict[str, object]) -> T | None:
+    """What the file holds if it is of this key. Otherwise the file is set aside, with one warning."""
+    if not os.path.exists(path):  # unlike Path.exists, False where the folder cannot be read
+        return None
+    try:
+        held = read(path)
+    except (PlanFileError, SamplesError) as error:
+        problem = str(error)
+    else:
+        differing = differences(held[0].key, key) if held else ["nothing is in it"]
+        if not differing:
+            return held[0]
+        problem = f"{path}: {differing[0]}"
     try:
         path.replace(path.with_name(f"{path.name}.bad-{time.time_ns()}"))
     except OSError as error:
-        _log.warning("%s: cannot be set aside: %s", path, error.strerror)
+        _log.warning("not used, and it cannot be set aside (%s): %s", error.strerror, problem)
+    else:
+        _log.warning("set aside: %s", problem)
+    return None

@@ -31,6 +31,10 @@ Progress = Callable[[int, int, str], None]
 """Told of samples done, samples in all, and what is going on."""
 
 
+def silent(done: int, total: int, what: str) -> None:
+    """A Progress that says nothing."""
+
+
 def timer_for(device: DeviceFingerprint) -> Timer:
     """The timer of a kind of device. Raises MeasureError where there is none."""
     if device.kind == "cpu":
@@ -42,7 +46,7 @@ def tune(
     request: TuneRequest,
     device: DeviceFingerprint,
     registry: Registry,
-    progress: Progress,
+    progress: Progress = silent,
     resume: Samples | None = None,
     incumbent: Sequence[Box] = (),
 ) -> tuple[StoredPlan, Samples]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support
-from dispatch.backends.paged import gather_tokens, visible
+from dispatch.backends.paged import gather_heads, visible
 from dispatch.device import DeviceFingerprint
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
@@ -26,7 +26,7 @@ class TorchChunked(Backend):
         return SUPPORTED
 
     def tactics(self, spec: AttentionSpec, batch_size: int) -> tuple[str, ...]:
-        return ("", "chunk=1024")
+        return ("", "chunk=512")
 
     def build(
         self,
@@ -96,10 +96,9 @@ class _Chunked(DecodeImpl):
         start = i * self.chunk_pages * spec.page_size
         positions = torch.arange(start, start + columns.shape[1] * spec.page_size, device=table.device)
         mask = visible(positions, lengths, spec)
-        k = gather_tokens(kv_cache[0], columns, spec, torch.float32, spec.k_scale)
-        v = gather_tokens(kv_cache[1], columns, spec, torch.float32, spec.v_scale)
-        v.masked_fill_(~mask[:, :, None, None], 0)  # behind a row's end may be NaN, and 0 * NaN is NaN
-        logits = torch.matmul(q, k.permute(0, 2, 3, 1))
+        k = gather_heads(kv_cache[0], columns, lengths, start, spec, torch.float32, spec.k_scale)
+        v = gather_heads(kv_cache[1], columns, lengths, start, spec, torch.float32, spec.v_scale)
+        logits = torch.matmul(q, k.transpose(2, 3))
         if spec.logits_soft_cap is not None:
             logits = spec.logits_soft_cap * torch.tanh(logits / spec.logits_soft_cap)
         logits.masked_fill_(~mask[:, None, None, :], float("-inf"))
@@ -108,5 +107,5 @@ class _Chunked(DecodeImpl):
         weights = torch.exp(logits - base[..., None])
         decay = torch.exp(peak - base)
         total.mul_(decay).add_(weights.sum(dim=-1))
-        output.mul_(decay[..., None]).add_(torch.matmul(weights, v.transpose(1, 2)))
+        output.mul_(decay[..., None]).add_(torch.matmul(weights, v))
         peak.copy_(new_peak)

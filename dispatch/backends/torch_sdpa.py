@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, refuse
-from dispatch.backends.paged import gather_tokens, visible
+from dispatch.backends.paged import gather_heads, visible
 from dispatch.device import DeviceFingerprint
 from dispatch.dtypes import TORCH_DTYPES
 from dispatch.spec import AttentionSpec
@@ -52,22 +52,14 @@ class _Sdpa(DecodeImpl):
 
     def begin_step(self, inputs: StepInputs) -> None:
         tokens = self.pages * self.spec.page_size
-        self.table = inputs.block_table[:, : self.pages]
+        self.table, self.lengths = inputs.block_table[:, : self.pages], inputs.lengths
         self.mask = visible(torch.arange(tokens, device=inputs.lengths.device), inputs.lengths, self.spec)
 
     def forward(self, q: torch.Tensor, kv_cache: KVCache, out: torch.Tensor, sinks: torch.Tensor | None = None) -> None:
         spec = self.spec
-        k = gather_tokens(kv_cache[0], self.table, spec, self.dtype, spec.k_scale)
-        v = gather_tokens(kv_cache[1], self.table, spec, self.dtype, spec.v_scale)
-        hidden = ~self.mask[:, :, None, None]
-        k.masked_fill_(hidden, 0)  # what lies behind a row's end may be NaN, and 0 * NaN is NaN
-        v.masked_fill_(hidden, 0)
+        k = gather_heads(kv_cache[0], self.table, self.lengths, 0, spec, self.dtype, spec.k_scale)
+        v = gather_heads(kv_cache[1], self.table, self.lengths, 0, spec, self.dtype, spec.v_scale)
         grouped = q.view(q.shape[0], spec.num_kv_heads, spec.group_size, spec.head_dim_qk)
-        attended = scaled_dot_product_attention(
-            grouped,
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=self.mask[:, None, None, :],
-            scale=spec.scale,
-        )
+        mask = self.mask[:, None, None, :]
+        attended = scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=spec.scale)
         out.copy_(attended.reshape(out.shape))

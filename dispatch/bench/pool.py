@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dispatch.backends.base import KVCache
 from dispatch.dtypes import TORCH_DTYPES
+from dispatch.errors import MeasureError
 from dispatch.spec import DTYPE_BYTES, AttentionSpec
 from dispatch.step import StepInputs
 
@@ -70,13 +71,15 @@ class PagedPool:
     ) -> None:
         """Give every row pages of its own, in random order out of the whole pool, and set its length, in place.
 
-        `num_pages`: use only the first so many of the pool.
+        `num_pages`: use only the first so many of the pool. Raises MeasureError where they are too few.
         """
+        counts = [self.spec.max_pages(int(length)) for length in lengths]
         table = np.full(tuple(inputs.block_table.shape), RESERVED_PAGE, dtype=np.int32)
         free = rng.permutation(num_pages or self.num_pages) + 1
+        if sum(counts) > len(free):
+            raise MeasureError(f"the rows need {sum(counts)} pages; the pool has {len(free)}")
         taken = 0
-        for row, length in enumerate(lengths):
-            pages = self.spec.max_pages(int(length))
+        for row, pages in enumerate(counts):
             table[row, :pages] = free[taken : taken + pages]
             taken += pages
         inputs.lengths_host.copy_(torch.as_tensor(np.asarray(lengths, dtype=np.int32)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatch.errors import TraceError
+from dispatch.plainjson import shown
 
 COLUMNS = ("input_tokens", "output_tokens")
 MAX_TOKENS = 2**31 - 1  # lengths are int32 in every kernel
+_WHOLE = re.compile(r"[+-]?[0-9]+")  # int() would also take 1_000, and digits of other scripts
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,20 +30,24 @@ class Trace:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """A CSV file with the columns input_tokens and output_tokens. Raises TraceError, naming file, line and field."""
+    """A CSV file with the columns input_tokens and output_tokens, among others; blank lines are left out.
+
+    Raises TraceError, naming file, line and field.
+    """
     try:
         raw = Path(path).read_bytes()
-        rows = list(csv.reader(raw.decode().splitlines()))
+        reader = csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""))
+        rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: not a CSV file: {error}") from None
-    header = [name.strip() for name in rows[0]] if rows else []
+    header = [name.strip() for name in rows[0][1]] if rows else []
     missing = [name for name in COLUMNS if name not in header]
     if missing:
         raise TraceError(f"{path}: the first line has no column {', '.join(missing)}")
     where = [header.index(name) for name in COLUMNS]
-    tokens = [[_tokens(path, line, row, i, header[i]) for i in where] for line, row in enumerate(rows[1:], 2) if row]
+    tokens = [[_tokens(path, line, row, i, header[i]) for i in where] for line, row in rows[1:]]
     if not tokens:
         raise TraceError(f"{path}: no requests")
     table = np.array(tokens, dtype=np.int64)
@@ -50,10 +58,9 @@ def read_trace(path: str | Path) -> Trace:
 
 def _tokens(path: str | Path, line: int, row: list[str], i: int, field: str) -> int:
     text = row[i].strip() if i < len(row) else ""
-    try:
-        value = int(text)
-    except ValueError:
-        raise TraceError(f"{path}:{line}: {field}={text!r}: must be a whole number") from None
+    if not _WHOLE.fullmatch(text):
+        raise TraceError(f"{path}:{line}: {field}={shown(text)}: must be a whole number")
+    value = float(text)  # takes any number of digits, and is exact where they are allowed
     if not 0 <= value <= MAX_TOKENS:
-        raise TraceError(f"{path}:{line}: {field}={value}: must be from 0 to {MAX_TOKENS}")
-    return value
+        raise TraceError(f"{path}:{line}: {field}={shown(text)}: must be from 0 to {MAX_TOKENS}")
+    return int(value)

@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dispatch.plan import StoredPlan
+    from dispatch.plan import DecidedBox, StoredPlan
     from dispatch.regimes import Regime
     from dispatch.samples import BucketSamples, Samples
 
@@ -39,7 +39,7 @@ def explain(plan: Path | None, batch_size: int, kv: int, max_kv: int | None, as_
     out = console()
     for answer in answers:
         for part in answer["shown"]:
-            out.print(part, highlight=False)
+            out.print(part, highlight=False, soft_wrap=isinstance(part, str))
 
 
 def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: int, max_kv: int) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: in
         f"{what}: [bold]{_escaped(box.candidate)}[/]",
         f"bucket {box.bucket}, box of mean KV {box.mean_kv_min} to {box.mean_kv_max}"
         f" and max KV {box.max_kv_min} to {box.max_kv_max}",
-        f"rule: {decided.reason.value}; {decided.speedup:.3f}x over the default {_escaped(stored.default)}",
+        f"rule: {_rule(decided, stored.default)}",
     ]
     data: dict[str, Any] = {"candidate": box.candidate, "hit": True, **asdict(box)}
     data |= {"reason": decided.reason.name, "speedup": decided.speedup}
@@ -77,6 +77,12 @@ def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: in
         "verdicts": [asdict(v) | {"reason": v.reason.name} for v in decision.verdicts],
     }
     return {"data": data, "shown": lines}
+
+
+def _rule(decided: DecidedBox, default: str) -> str:
+    if decided.box.candidate == default:
+        return f"the default, because no other is better ({decided.reason.value})"
+    return f"{decided.reason.value}; {decided.speedup:.3f}x over the default {_escaped(default)}"
 
 
 def _why_missed(stored: StoredPlan, batch_size: int) -> str:

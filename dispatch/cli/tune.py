@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dispatch.tuner import Progress
 
 # What a machine of each kind serves. (largest batch, longest sequence in tokens)
-SERVED = {"cuda": (256, 65536), "cpu": (8, 1024)}
+SERVED = {"cuda": (256, 65536), "cpu": (8, 2048)}
 
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -42,7 +42,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--kv-capacity", type=click.IntRange(min=1), help="KV tokens the server holds. [default: what fits]")
 @click.option("--max-batch-size", type=click.IntRange(min=1), help="Largest batch. [default: 256; on a CPU 8]")
 @click.option("--buckets", help="Captured batch sizes, as 1,2,4,8. [default: spaced as engines do]")
-@click.option("--max-seq-len", type=click.IntRange(min=1), help="Longest request, tokens. [65536; on a CPU 1024]")
+@click.option("--max-seq-len", type=click.IntRange(min=1), help="Longest request, tokens. [65536; on a CPU 2048]")
 @click.option("--default", "default", help="Backend that the others must beat. [default: first in priority]")
 @click.option("--trace", type=click.Path(path_type=Path), help="CSV of requests: input_tokens,output_tokens.")
 @click.option("--device", "kind", type=click.Choice(["cuda", "cpu"]), help="[default: cuda if there is one]")

@@ -1,0 +1,288 @@
+"""The command line, with the real backends and the real clock on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from dispatch.bench import lookup
+from dispatch.cli import main
+from dispatch.planfile import read_plans
+
+TINY = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "max_position_embeddings": 512,
+    "torch_dtype": "bfloat16",
+}
+SMALL = ["--buckets", "1,2", "--max-seq-len", "256", "--page-size", "4"]
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    return str(path)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a command with a store of its own; (exit status, standard output, standard error)."""
+    monkeypatch.setenv("DYN_DECODE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("dispatch.bench.harness.WARM_UP_S", 0.0)
+
+    def invoke(*args, env=None):
+        done = CliRunner().invoke(main, [str(a) for a in args], env=env)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+        return done.exit_code, done.stdout, done.stderr
+
+    return invoke
+
+
+def ok(result):
+    status, out, err = result
+    assert status == 0, err
+    return out
+
+
+def test_the_main_job_measures_prints_and_stores_a_plan_that_the_second_run_reads(run, model):
+    first = ok(run("tune", "--model", model, *SMALL))
+    assert "torch_sdpa" in first
+    assert re.search(r"plan measured in \d+\.\d s; it is in \S+\.json", first)
+    second = ok(run("tune", "--model", model, *SMALL))
+    assert re.search(r"plan read from the store in \d+\.\d ms", second)
+
+
+def test_as_json_every_bucket_is_accounted_for(run, model):
+    (plan,) = json.loads(ok(run("tune", "--model", model, *SMALL, "--json")))["plans"]
+    assert {box["bucket"] for box in plan["boxes"]} | {int(b) for b in plan["unmeasured"]} == {1, 2}
+    assert plan["key"]["spec"]["num_layers"] == 3
+    assert plan["source"].startswith("measured in ")
+
+
+def test_force_measures_again(run, model):
+    ok(run("tune", "--model", model, *SMALL))
+    assert "measured in" in ok(run("tune", "--model", model, *SMALL, "--force"))
+
+
+def test_a_sample_file_gives_the_same_decisions_again(run, model, tmp_path):
+    ok(run("tune", "--model", model, *SMALL, "--out", tmp_path / "plan.json"))
+    ok(run("select", tmp_path / "plan.samples.json.gz", "--out", tmp_path / "again.json"))
+    (first,), (again,) = read_plans(tmp_path / "plan.json"), read_plans(tmp_path / "again.json")
+    assert (again.boxes, again.unmeasured, again.key) == (first.boxes, first.unmeasured, first.key)
+
+
+def test_explain_gives_the_choice_the_rule_what_the_others_lost_by_and_the_samples(run, model):
+    ok(run("tune", "--model", model, *SMALL))
+    out = ok(run("explain", "--batch-size", 2, "--kv", 130, "--max-kv", 140))
+    assert "bucket 2, box of mean KV" in out
+    assert "against torch_sdpa, paired by round" in out
+    assert "torch_chunked" in out
+    assert "microseconds a step of 3 layers" in out
+
+
+def test_explain_says_why_there_is_no_entry(run, model):
+    ok(run("tune", "--model", model, *SMALL))
+    assert "batch 3 is above the largest bucket 2" in ok(run("explain", "--batch-size", 3, "--kv", 130))
+    assert "lie outside what was measured" in ok(run("explain", "--batch-size", 1, "--kv", 4000))
+
+
+def test_explain_as_json_holds_the_verdict_of_every_candidate(run, model):
+    ok(run("tune", "--model", model, *SMALL))
+    (answer,) = json.loads(ok(run("explain", "-b", 2, "--kv", 130, "--json")))["answers"]
+    assert {v["candidate"] for v in answer["decision"]["verdicts"]} == {"torch_chunked", "torch_chunked[chunk=512]"}
+    assert answer["hit"] is True
+
+
+def test_show_prints_the_plan_stored_last_and_a_plan_file(run, model, tmp_path):
+    ok(run("tune", "--model", model, *SMALL, "--out", tmp_path / "plan.json"))
+    assert "winners" in ok(run("show"))
+    assert str(tmp_path / "plan.json") in ok(run("show", tmp_path / "plan.json"))
+    assert json.loads(ok(run("show", "--json")))["plans"][0]["default"] == "torch_sdpa"
+
+
+def test_a_plan_file_serves_where_it_fits(run, model, tmp_path):
+    ok(run("tune", "--model", model, *SMALL, "--out", tmp_path / "plan.json"))
+    env = {"DYN_DECODE_CACHE_DIR": str(tmp_path / "another")}
+    assert "plan taken from" in ok(run("tune", "--model", model, *SMALL, "--plan", tmp_path / "plan.json", env=env))
+    assert "read from the store" in ok(run("tune", "--model", model, *SMALL, env=env))
+
+
+def test_a_trace_is_one_more_profile(run, model, tmp_path):
+    (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n0,100,50\n1,10,200\n2,300,5\n")
+    out = ok(run("tune", "--model", model, *SMALL, "--trace", tmp_path / "trace.csv"))
+    assert "lognormal-1.2, trace" in out.replace("\n", " ")
+
+
+def test_a_model_with_two_kinds_of_layers_gets_a_plan_for_each(run, tmp_path):
+    config = TINY | {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plans = json.loads(ok(run("tune", "--model", tmp_path / "config.json", *SMALL, "--json")))["plans"]
+    found = [(p["key"]["spec"]["sliding_window"], p["key"]["spec"]["num_layers"]) for p in plans]
+    assert found == [(64, 1), (None, 2)]
+
+
+def test_doctor_says_what_is_here_and_what_each_backend_serves(run):
+    out = ok(run("doctor", "--model", "gemma-2-9b"))
+    assert "device     " in out
+    assert "flashinfer-python" in out
+    assert "logits soft cap: scaled_dot_product_attention has none" in out
+    report = json.loads(ok(run("doctor", "--json")))
+    assert report["layers"][0]["backends"]["torch_sdpa"] == {"ok": True, "reason": ""}
+
+
+def test_bench_lookup_puts_the_table_beside_a_dict_in_one_run(run, monkeypatch):
+    timings = lookup.run(rounds=1)
+    monkeypatch.setattr(lookup, "run", lambda: timings)
+    assert "dict with bisect" in ok(run("bench", "lookup"))
+    rows = json.loads(ok(run("bench", "lookup", "--json")))
+    assert {(r["buckets"], r["boxes_per_bucket"]) for r in rows} == {(20, 3), (1366, 3), (20, 205)}
+    assert {r["vs_dict"] for r in rows if r["implementation"] == "dict_bisect"} == {1.0}
+
+
+BAD = [
+    # arguments after `tune --model MODEL`, environment, what the line says
+    (["--tp", "0"], {}, "'--tp': 0 is not in the range x>=1"),
+    (["--page-size", "-4"], {}, "'--page-size': -4 is not in the range x>=1"),
+    (["--kv-capacity", "0"], {}, "'--kv-capacity': 0 is not in the range x>=1"),
+    (["--max-batch-size", "0"], {}, "'--max-batch-size': 0 is not in the range x>=1"),
+    (["--max-seq-len", "-1"], {}, "'--max-seq-len': -1 is not in the range x>=1"),
+    (["--max-seq-len", "many"], {}, "'--max-seq-len': 'many' is not a valid integer"),
+    (["--tp", "3"], {}, "4 query heads cannot be split over tp=3 ranks"),
+    (["--max-seq-len", "8"], {}, "max sequence length 8 is below a page (16 tokens)"),
+    (["--kv-capacity", "8"], {}, "KV capacity 8 tokens is below a page (16 tokens)"),
+    (["--buckets", "4,2"], {}, "bucket 2 comes after 4: buckets must be ascending"),
+    (["--buckets", "2,2"], {}, "bucket 2 is listed twice"),
+    (["--buckets", "0,2"], {}, "bucket 0: must be at least 1"),
+    (["--buckets", "1,two"], {}, "--buckets '1,two': must be whole numbers separated by commas"),
+    (["--buckets", "1,2", "--max-batch-size", "4"], {}, "--max-batch-size 4 is not the last of --buckets 1,2"),
+    (["--kv-dtype", "int3"], {}, "int3"),
+    (["--default", "fa9"], {}, "--default: no backend 'fa9'; there are torch_sdpa, torch_chunked"),
+    (["--default", "torch_sdpa", "--dyn-decode-exclude", "torch_sdpa"], {}, "excluded by DYN_DECODE_EXCLUDE"),
+    (["--dyn_decode_exclude", "fa9"], {}, "no backend 'fa9'"),
+    (["--dyn-decode-exclude", "torch_sdpa,torch_chunked"], {}, "no backend serves this layer"),
+    (["--dyn_decode_threshold", "nan"], {}, "--dyn_decode_threshold"),
+    ([], {"DYN_DECODE_THRESHOLD": "nan"}, "DYN_DECODE_THRESHOLD='nan'"),
+    ([], {"DYN_DECODE_THRESHOLD": "3%"}, "DYN_DECODE_THRESHOLD='3%'"),
+    ([], {"DYN_DECODE_CLUSTER_MARGIN": "-1"}, "DYN_DECODE_CLUSTER_MARGIN='-1'"),
+    ([], {"DYN_DECODE_TIME_BUDGET": "0"}, "DYN_DECODE_TIME_BUDGET='0'"),
+    ([], {"ENABLE_DYNAMIC_DECODE_BACKEND": "maybe"}, "ENABLE_DYNAMIC_DECODE_BACKEND='maybe'"),
+    (["--trace", "absent.csv"], {}, "absent.csv: No such file or directory"),
+    (["--plan", "absent.json"], {}, "absent.json: No such file or directory"),
+    (["--plan", "x", "--force"], {}, "--force measures and --plan does not"),
+    (["--out", "/no/such/folder/plan.json", "--dyn_decode_time_budget", "0.001"], {}, "cannot be written"),
+    (["--device", "tpu"], {}, "'--device': 'tpu' is not one of"),
+    (["--frobnicate"], {}, "No such option"),
+]
+
+
+@pytest.mark.parametrize(("args", "env", "message"), BAD, ids=[" ".join([*a, *map(str, e.items())]) for a, e, _ in BAD])
+def test_a_users_mistake_is_one_line_and_status_2(run, model, args, env, message):
+    status, _, err = run("tune", "--model", model, *args, env=env)
+    assert status == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert len([line for line in err.splitlines() if line.startswith("Error")]) == 1
+
+
+BAD_MODELS = [
+    ({"num_attention_heads": 5}, "num_attention_heads"),
+    ({"head_dim": 100}, "head_dim_qk=100: must be a multiple of 8"),
+    ({"num_hidden_layers": None}, "num_hidden_layers"),
+    ({"num_attention_heads": "many"}, "num_attention_heads"),
+    ({"kv_lora_rank": 512}, "kv_lora_rank"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers"),
+    ({"torch_dtype": "int4"}, "int4"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_MODELS, ids=[str(c) for c, _ in BAD_MODELS])
+def test_a_model_that_cannot_be_served_is_one_line_that_names_the_field(run, tmp_path, change, message):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY | change))
+    status, _, err = run("tune", "--model", path)
+    assert status == 2
+    assert message in err
+    assert err.startswith("Error: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "num_attention_heads", "max_position_embeddings"])
+def test_a_model_without_a_field_is_one_line_that_names_it(run, tmp_path, field):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({name: value for name, value in TINY.items() if name != field}))
+    status, _, err = run("tune", "--model", path)
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert field in err
+
+
+def test_an_unknown_model_is_answered_with_the_presets(run):
+    status, _, err = run("tune", "--model", "qwen9")
+    assert status == 2
+    assert "qwen3-8b" in err
+
+
+BAD_TRACES = [
+    ("input_tokens,output_tokens\n", "no requests"),
+    ("input_tokens,output_tokens\n5,-1\n", ":2: output_tokens='-1'"),
+    ("input_tokens\n5\n", "output_tokens"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_TRACES)
+def test_a_bad_trace_is_one_line_that_names_what_is_wrong(run, model, tmp_path, text, message):
+    (tmp_path / "trace.csv").write_text(text)
+    status, _, err = run("tune", "--model", model, "--trace", tmp_path / "trace.csv")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert message in err
+
+
+def test_a_plan_for_another_model_is_refused_with_the_field_that_differs(run, model, tmp_path):
+    ok(run("tune", "--model", model, *SMALL, "--out", tmp_path / "plan.json"))
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(TINY | {"num_key_value_heads": 1}))
+    status, _, err = run("tune", "--model", other, *SMALL, "--plan", tmp_path / "plan.json")
+    assert status == 2
+    assert "spec.num_kv_heads: the plan has 2, here it is 1" in err
+
+
+@pytest.mark.parametrize("command", ["show", "select", "explain"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\x00\xff", b'{"format": 99}'])
+def test_a_file_that_is_no_plan_is_one_line(run, tmp_path, command, content):
+    (tmp_path / "x.json").write_bytes(content)
+    extra = ["-b", "1", "--kv", "1"] if command == "explain" else []
+    status, _, err = run(command, tmp_path / "x.json", *extra)
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert str(tmp_path / "x.json") in err
+
+
+def test_without_a_stored_plan_show_says_what_to_do(run):
+    status, _, err = run("show")
+    assert status == 2
+    assert "run `tune` first" in err
+
+
+def test_a_maximum_below_the_mean_is_refused(run):
+    status, _, err = run("explain", "-b", 1, "--kv", 100, "--max-kv", 50)
+    assert status == 2
+    assert "50 is below the mean 100" in err
+
+
+def test_as_a_program_of_its_own_a_mistake_ends_with_status_2_and_no_traceback(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "dispatch", "tune", "--model", "qwen3-8b", "--tp", "5"],
+        capture_output=True,
+        text=True,
+        env={"PATH": "", "HOME": str(tmp_path)},
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ")
+    assert len(done.stderr.splitlines()) == 1

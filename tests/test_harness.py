@@ -1,0 +1,166 @@
+"""The harness measures what is served: the same lengths for all, every candidate once a round, in shuffled order."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from dispatch.bench.harness import ROUNDS, ROUNDS_BEFORE_DROP, Bench, DefaultFailed
+from dispatch.bench.profiles import LogNormal, plan_cells
+from dispatch.decision import Reason
+from dispatch.errors import MeasureError
+from dispatch.samples import TWIN
+from tests.fakes import ScriptedTimer, backend, device, registry_of, spec_of
+
+MAX_KV = 64
+PLENTY = 1 << 30
+
+
+def bench_of(*backends, timer=None, grid=(16, 32), bucket=4, free_bytes=PLENTY, **layer):
+    spec = spec_of(**layer)
+    timer = timer or ScriptedTimer(lambda name, lengths, sample: 10.0)
+    cells = plan_cells(bucket, grid, [LogNormal(0.0), LogNormal(0.5)], MAX_KV, 10_000, ROUNDS)
+    return Bench(spec, {bucket: cells}, {"fake": 0}, MAX_KV, registry_of(*backends), timer, device(), free_bytes)
+
+
+def measure(bench, *names, deadline=None, bucket=4):
+    return bench.measure(bucket, names, monotonic() + 60 if deadline is None else deadline, lambda done: None)
+
+
+def test_every_candidate_is_timed_once_in_every_cell_of_every_round():
+    timer = ScriptedTimer(lambda name, lengths, sample: 10.0)
+    samples = measure(bench_of(backend("a"), backend("b"), timer=timer), "a", "b")
+    assert samples.candidates == ("a", TWIN, "b")
+    assert np.isfinite(samples.times).all()
+    assert samples.times.shape == (3, 3, len(samples.cells), ROUNDS)
+    assert len(timer.order) == 3 * len(samples.cells) * ROUNDS
+
+
+def test_all_candidates_of_a_round_see_the_same_lengths_and_each_round_of_a_ragged_cell_new_ones():
+    timer = ScriptedTimer(lambda name, lengths, sample: 10.0)
+    measure(bench_of(backend("a"), backend("b"), timer=timer, grid=(32,)), "a", "b")
+    steps = [timer.order[i : i + 3] for i in range(0, len(timer.order), 3)]
+    assert all(len({lengths for _, lengths in step}) == 1 for step in steps)
+    ragged = [step[0][1] for step in steps if len(set(step[0][1])) > 1]
+    assert len(set(ragged)) == ROUNDS
+
+
+def test_the_order_of_candidates_is_shuffled_between_rounds():
+    timer = ScriptedTimer(lambda name, lengths, sample: 10.0)
+    measure(bench_of(backend("a"), backend("b"), backend("c"), timer=timer, grid=(32,)), "a", "b", "c")
+    orders = {tuple(name for name, _ in timer.order[i : i + 4]) for i in range(0, len(timer.order), 4)}
+    assert len(orders) > 3
+
+
+def test_plan_and_begin_step_come_before_every_step_because_lengths_have_changed():
+    cls = backend("a")
+    bench = bench_of(cls, backend("b"))
+    measure(bench, "a", "b")
+    for impl in cls.built:
+        steps = "".join({"plan": "p", "begin_step": "b", "forward": "f"}[call] for call in impl.calls)
+        assert steps
+        assert steps.replace("pbf", "") == ""
+
+
+def test_a_candidate_that_loses_by_over_ten_percent_in_every_cell_of_the_first_rounds_is_dropped():
+    timer = ScriptedTimer(lambda name, lengths, sample: {"a": 10.0, "b": 11.2, "c": 10.9}[name])
+    samples = measure(bench_of(backend("a"), backend("b"), backend("c"), timer=timer), "a", "b", "c")
+    valid = np.isfinite(samples.times[2]).sum(axis=-1)
+    assert valid[samples.candidates.index("b")].tolist() == [ROUNDS_BEFORE_DROP] * len(samples.cells)
+    assert valid[samples.candidates.index("c")].tolist() == [ROUNDS] * len(samples.cells)
+    assert [(e.candidate, e.reason) for e in samples.exclusions] == [("b", Reason.DROPPED)]
+
+
+def test_a_candidate_that_is_slow_in_all_cells_but_one_is_not_dropped():
+    timer = ScriptedTimer(lambda name, lengths, sample: 10.0 if name == "a" or sum(lengths) < 100 else 20.0)
+    samples = measure(bench_of(backend("a"), backend("b"), timer=timer), "a", "b")
+    assert samples.exclusions == ()
+
+
+def test_a_candidate_with_wrong_numbers_is_excluded_before_it_is_timed():
+    def doubled(impl, q, out):
+        out.mul_(2)
+
+    timer = ScriptedTimer(lambda name, lengths, sample: 1.0)
+    samples = measure(bench_of(backend("a"), backend("wrong", after=doubled), timer=timer), "a", "wrong")
+    assert [(e.candidate, e.reason) for e in samples.exclusions] == [("wrong", Reason.GATE_FAILED)]
+    assert "wrong" not in {name for name, _ in timer.order}
+    assert np.isnan(samples.times[:, 2]).all()
+
+
+@pytest.mark.parametrize("how", [{"build_error": MemoryError("no room\nfor it")}, {"build_error": ValueError("odd")}])
+def test_a_candidate_that_cannot_be_built_is_excluded_and_the_others_are_measured(how):
+    samples = measure(bench_of(backend("a"), backend("broken", **how), backend("c")), "a", "broken", "c")
+    (excluded,) = samples.exclusions
+    assert (excluded.candidate, excluded.reason, excluded.cell) == ("broken", Reason.FAILED, None)
+    assert "\n" not in excluded.detail
+    assert np.isfinite(samples.times[2, samples.candidates.index("c")]).all()
+
+
+def test_a_candidate_that_fails_in_one_cell_loses_that_cell_alone():
+    def layer_us(name, lengths, sample):
+        if name == "b" and set(lengths) == {32}:
+            raise MemoryError("no room")
+        return 10.0
+
+    samples = measure(bench_of(backend("a"), backend("b"), timer=ScriptedTimer(layer_us)), "a", "b")
+    failed = {e.cell for e in samples.exclusions}
+    assert failed == {i for i, c in enumerate(samples.cells) if (c.mean_kv, c.profile) == (32, "equal")}
+    assert len(samples.exclusions) == 1
+    assert np.isfinite(np.delete(samples.times[2, 2], list(failed), axis=0)).all()
+
+
+def test_a_default_with_wrong_numbers_is_told_and_nothing_is_measured_against_it():
+    with pytest.raises(DefaultFailed, match="the default a: random: row 0"):
+        measure(bench_of(backend("a", after=lambda impl, q, out: out.mul_(2)), backend("b")), "a", "b")
+
+
+def test_when_the_time_ends_what_was_measured_is_kept():
+    now = monotonic()
+    samples = measure(bench_of(backend("a"), backend("b")), "a", "b", deadline=now - 1)
+    assert np.isnan(samples.times).all()
+
+
+def test_a_tactic_for_short_requests_is_not_timed_beyond_them():
+    wide = backend("a", tactics=("", "max_kv=20"))
+    samples = measure(bench_of(wide, grid=(16, 32)), "a", "a[max_kv=20]")
+    assert wide.built[-1].max_kv == 20
+    timed = np.isfinite(samples.times[2, 2]).all(axis=-1)
+    assert timed.tolist() == [c.profile == "equal" and c.mean_kv == 16 for c in samples.cells]
+
+
+def test_each_layer_of_the_chain_has_pages_of_its_own():
+    timer = ScriptedTimer(lambda name, lengths, sample: 10.0, chain_layers=3)
+    bench = bench_of(backend("a"), timer=timer)
+    assert len({cache[0].data_ptr() for cache in bench.pool.kv_caches}) == 3
+
+
+def test_the_chain_is_shortened_to_what_fits_into_memory():
+    timer = ScriptedTimer(lambda name, lengths, sample: 10.0, chain_layers=3)
+    spec = spec_of()
+    pages = bench_of(backend("a"), timer=timer).pool.num_pages + 1
+    one = pages * spec.page_size * spec.kv_bytes_per_token
+    assert len(bench_of(backend("a"), timer=timer, free_bytes=2 * one).pool.kv_caches) == 2
+    with pytest.raises(MeasureError, match="one layer's pages need"):
+        bench_of(backend("a"), timer=timer, free_bytes=one - 1)
+
+
+def test_backends_of_one_family_share_a_scratch_sized_for_the_largest_and_families_do_not():
+    spec = spec_of()
+    timer = ScriptedTimer(lambda name, lengths, sample: 10.0)
+    cells = plan_cells(4, (16,), [LogNormal(0.0)], MAX_KV, 10_000, ROUNDS)
+    a, b, c = backend("a", family="one"), backend("b", family="one"), backend("c", family="two")
+    sizes = {"one": 64, "two": 32}
+    bench = Bench(spec, {4: cells}, sizes, MAX_KV, registry_of(a, b, c), timer, device(), PLENTY)
+    measure(bench, "a", "b", "c")
+    assert a.built[0].workspace.data_ptr() == b.built[0].workspace.data_ptr() != c.built[0].workspace.data_ptr()
+    assert (a.built[0].workspace.numel(), c.built[0].workspace.numel()) == (64, 32)
+
+
+def test_a_scratch_never_grows_once_it_was_given_out():
+    bench = bench_of(backend("a"))
+    measure(bench, "a")
+    with pytest.raises(MeasureError, match="asked for after"):
+        bench.workspaces.reserve("fake", 1)
