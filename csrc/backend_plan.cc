@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
-#include <sstream>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -29,11 +29,19 @@ constexpr std::size_t kHeaderBytes = kLengthAt + 8 + 3 * 4;  // magic, version, 
 constexpr std::size_t kChecksumBytes = 8;
 constexpr std::size_t kEntryBytes = 5 * 8 + 2 * 4;  // the least that an entry takes: two empty texts
 
+// No streams in this file: they look up locale facets by a number that two copies of the C++ library in one
+// process give out twice. Where a toolchain links the library statically, as some do, and torch has loaded the
+// shared one, printing a number to a stream then crashes; seen with GCC 13 on a GPU node.
+std::string part(const std::string& text) { return text; }
+std::string part(const char* text) { return text; }
+template <class Number>
+std::string part(Number number) {
+  return std::to_string(number);
+}
+
 template <class... Part>
 [[noreturn]] void fail(const Part&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  throw PlanError(text.str());
+  throw PlanError((std::string() + ... + part(parts)));
 }
 
 // Names end up in log lines, file names and Python strings, and must survive all of them.
@@ -46,10 +54,8 @@ auto canonical_key(const PlanEntry& e) { return std::tie(e.bucket, e.mean_kv_min
 bool canonical_order(const PlanEntry& a, const PlanEntry& b) { return canonical_key(a) < canonical_key(b); }
 
 std::string box_text(const PlanEntry& e) {
-  std::ostringstream text;
-  text << "mean KV " << e.mean_kv_min << ".." << e.mean_kv_max << ", max KV " << e.max_kv_min << ".."
-       << e.max_kv_max;
-  return text.str();
+  return "mean KV " + part(e.mean_kv_min) + ".." + part(e.mean_kv_max) + ", max KV " + part(e.max_kv_min) + ".." +
+         part(e.max_kv_max);
 }
 
 // FNV-1a finds every change of one byte: for a given state both of its steps (xor with a byte, multiplication

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -100,10 +99,9 @@ py::bytes get_state(const BoundPlan& plan) {
 }
 
 std::string plan_repr(const BoundPlan& plan) {
-  std::ostringstream text;
-  text << "<BackendPlan: " << plan.table.entries().size() << " entries in " << plan.table.buckets().size()
-       << " buckets, " << (plan.table.frozen() ? "frozen, " : "not frozen, ") << plan.table.digest() << ">";
-  return text.str();
+  return "<BackendPlan: " + std::to_string(plan.table.entries().size()) + " entries in " +
+         std::to_string(plan.table.buckets().size()) + " buckets, " +
+         (plan.table.frozen() ? "frozen, " : "not frozen, ") + plan.table.digest() + ">";
 }
 
 using Query = std::tuple<std::int64_t, std::int64_t, std::int64_t>;

@@ -11,7 +11,7 @@ from typing import Any
 from dispatch.atomic import write_atomically
 from dispatch.candidate import Candidate
 from dispatch.decision import Reason
-from dispatch.errors import DispatchError, PlanFileError
+from dispatch.errors import PlanFileError
 from dispatch.key import check_key, digest
 from dispatch.plainjson import each, field, mapping, named, number, parse, sequence, shown, text, whole
 from dispatch.plan import DecidedBox, Excluded, StoredPlan
@@ -40,7 +40,7 @@ def read_plans(path: Path) -> tuple[StoredPlan, ...]:
         if digest(body) != checksum:
             raise ValueError("checksum: the file was changed or damaged")
         return field(body, "plans", lambda plans: each(plans, plan_from_json))
-    except (DispatchError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise PlanFileError(f"{path}: {error}") from None
 
 
@@ -65,7 +65,7 @@ def plan_from_json(value: Any) -> StoredPlan:
         data = mapping(value)
         plan = StoredPlan(**{f.name: field(data, f.name, _READERS[f.name]) for f in fields(StoredPlan)})
         named("boxes", plan.table)
-    except (DispatchError, ValueError) as error:
+    except ValueError as error:
         raise PlanFileError(str(error)) from None
     return plan
 

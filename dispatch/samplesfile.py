@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dispatch.atomic import write_atomically
 from dispatch.candidate import Candidate
 from dispatch.decision import Rule
-from dispatch.errors import DispatchError, SamplesError
+from dispatch.errors import SamplesError
 from dispatch.key import check_key
 from dispatch.plainjson import each, field, mapping, named, number, parse, sequence, shown, text, whole
 from dispatch.planfile import box_from_json, box_to_json, candidate_from_json, reason_from_json, unmeasured_from_json
@@ -54,7 +54,7 @@ def read_samples(path: Path) -> tuple[Samples, ...]:
         raise SamplesError(f"{path}: format: {shown(body.get('format'))}; this version reads {FORMAT}")
     try:
         return field(body, "runs", lambda runs: each(runs, samples_from_json))
-    except (DispatchError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise SamplesError(f"{path}: {error}") from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -204,3 +205,33 @@ def test_get_include_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(include_path, "__file__", str(tmp_path / "dispatch" / "include_path.py"))
     with pytest.raises(DispatchError, match=r"backend_plan\.h and backend_plan\.cc are in neither"):
         get_include()
+
+
+SHIM = """
+#include "backend_plan.h"
+extern "C" const char* overlap() {
+  static std::string message;
+  decode_dispatch::BackendPlan plan({4}, {"fa3"});
+  plan.set({4, 1, 2, 3, 4, "fa3", ""});
+  try {
+    plan.set({4, 2, 2, 3, 3, "fa3", ""});
+  } catch (const decode_dispatch::PlanError& error) {
+    message = error.what();
+  }
+  return message.c_str();
+}
+"""
+
+
+def test_a_build_with_its_own_copy_of_the_cpp_library_works_beside_torchs(tmp_path: Path) -> None:
+    # with std::ostringstream in the table, this message ended after "bucket " here, and a GPU node's build crashed
+    (tmp_path / "shim.cc").write_text(SHIM)
+    sources = [str(tmp_path / "shim.cc"), f"{get_include()}/backend_plan.cc"]
+    options = ["-std=c++17", "-O2", "-shared", "-fPIC", "-static-libstdc++", f"-I{get_include()}"]
+    subprocess.run(["g++", *options, *sources, "-o", str(tmp_path / "shim.so")], check=True)
+    code = (
+        "import ctypes, torch; overlap = ctypes.CDLL('./shim.so').overlap;"
+        "overlap.restype = ctypes.c_char_p; print(overlap().decode())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "bucket 4: mean KV 2..2, max KV 3..3 overlaps mean KV 1..2, max KV 3..4\n"

@@ -97,9 +97,9 @@ def test_a_field_that_one_side_lacks_is_told_from_one_that_is_none() -> None:
 
 
 def test_differences_come_in_our_order_and_what_we_lack_comes_last() -> None:
-    theirs = {"a": 1, "old": 1, "b": 1, "spec": {"x": 1}}
-    ours = {"spec": {"x": 2}, "b": 2, "a": 2}
-    assert [line[: line.index(":")] for line in differences(theirs, ours)] == ["spec.x", "b", "a", "old"]
+    theirs = {"a": 1, "old": 1, "b": 1, "spec": {"x": {"y": 1}}}
+    ours = {"spec": {"x": {"y": 2}}, "b": 2, "a": 2}
+    assert [line[: line.index(":")] for line in differences(theirs, ours)] == ["spec.x.y", "b", "a", "old"]
 
 
 def test_equal_keys_have_no_differences_even_after_json() -> None:

@@ -252,6 +252,7 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     *((("boxes", 0, "candidate"), value, "boxes: candidate: ") for value in (None, 1, [], "", "fa3[x]", TWIN)),
     (("boxes", 0, "candidate"), "fa3", "boxes: backend 'fa3' is not one of"),
     *((("boxes", 0, "reason"), value, "boxes: reason: ") for value in (None, 1, [], {}, "", "fastest", "SLOWEST")),
+    (("boxes", 0, "reason"), "A\nB", "boxes: reason: 'A\\nB' is not a reason"),
     *((("boxes", 0, "speedup"), value, "boxes: speedup: ") for value in (None, "1", [], True, 10**400, 1e301)),
     *((("unmeasured",), value, "unmeasured: ") for value in (None, 1, [], {"8": 1}, {"8": None}, {"x": ""}, {"": ""})),
     *((("excluded",), value, "excluded: ") for value in (None, 1, {}, [1], [[]], [[1, "fa3", "FAILED"]])),
@@ -268,6 +269,17 @@ def test_a_wrong_value_is_refused_by_the_fields_name(
     tmp_path: Path, at: tuple[Any, ...], value: object, words: str
 ) -> None:
     expect_error(write_changed(tmp_path / "plan.json", at, value), f"plans: {words}")
+
+
+def test_a_list_of_the_wrong_length_is_told_the_right_one(tmp_path: Path) -> None:
+    expect_error(write_changed(tmp_path / "plan.json", ("boxes", 0, "mean_kv"), [1]), "[1] is not a list of 2")
+
+
+@pytest.mark.parametrize("value", ["?" * 5000, 10**4000, [[["x" * 50] * 50] * 50] * 50], ids=["text", "number", "list"])
+def test_a_refusal_shows_no_more_than_a_line_of_a_long_value(tmp_path: Path, value: object) -> None:
+    with pytest.raises(PlanFileError) as caught:
+        read_plans(write_changed(tmp_path / "plan.json", ("boxes", 0, "candidate"), value))
+    assert len(str(caught.value)) < len(str(tmp_path)) + 200
 
 
 def test_boxes_that_overlap_are_refused(tmp_path: Path) -> None:

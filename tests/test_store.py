@@ -355,14 +355,15 @@ def test_the_lock_of_a_key_keeps_others_out_and_lets_other_keys_in(store: Store)
         assert theirs.is_locked
 
 
-def test_the_lock_makes_the_folder_and_is_no_plan(store: Store) -> None:
+def test_the_lock_makes_the_folder_and_is_no_plan(store: Store, warnings: Callable[[], list[str]]) -> None:
     with store.lock(KEY):
         assert store.folder.is_dir()
         assert (store.load(KEY), store.newest()) == (None, None)
+    assert warnings() == []
 
 
 def test_the_newest_is_the_plan_written_last(store: Store) -> None:
-    paths = [store.save(replace(PLAN, key={**KEY, "capacity": n}), SAMPLES) for n in (1, 2, 3)]
+    paths = sorted(store.save(replace(PLAN, key={**KEY, "capacity": n}), SAMPLES) for n in (1, 2, 3))
     for path, second in zip(paths, (10, 30, 20), strict=True):
         os.utime(path, (second, second))
     (store.folder / ".hidden.json").write_text("later than all")

@@ -42,7 +42,7 @@ GOOD = [
     ("a byte order mark, as spreadsheets write it", "\ufeff" + HEADER + "100,7\n0,3\n"),
     ("signs and leading zeros", HEADER + "+100,007\n-0,3\n"),
     ("more leading zeros than Python turns into a number", HEADER + "0" * 5000 + "100,7\n0,3\n"),
-    ("other scripts elsewhere", "input_tokens,output_tokens,\u540d\n100,7,\u00fc\u2028\n0,3,\x0c\n"),
+    ("other scripts elsewhere", "input_tokens,output_tokens,\u540d\n100,7,\u00fc\u2028x\n0,3,\x0cy\n"),
 ]
 
 
