@@ -9,7 +9,13 @@ from dispatch.errors import DispatchError
 from dispatch.plainjson import shown
 
 _KNOB = r"[a-z][a-z0-9_]*=[0-9]{1,18}"  # so many digits always fit into 64 bits
-_TEXT = re.compile(rf"([A-Za-z][A-Za-z0-9_.-]*)(?:\[({_KNOB}(?:,{_KNOB})*)\])?")
+_NAME = r"[A-Za-z][A-Za-z0-9_.-]*"
+_TEXT = re.compile(rf"({_NAME})(?:\[({_KNOB}(?:,{_KNOB})*)\])?")
+
+
+def is_backend_name(name: str) -> bool:
+    """Whether a candidate can carry the name."""
+    return re.fullmatch(_NAME, name) is not None
 
 
 @dataclass(frozen=True, slots=True, order=True)

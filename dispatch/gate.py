@@ -52,7 +52,6 @@ class Gate:
         first, turned = lengths["first"], lengths["turned"]
         self.cases = [
             self._random("random", first),
-            self._random("rows turned over", turned),
             self._probe(first),
             self._probe(turned),
             self._probe(lengths["short"]),

@@ -39,15 +39,15 @@ def check_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
 
 
 def kv_grid(max_seq_len: int) -> tuple[int, ...]:
-    """Mean KV lengths in tokens, log-spaced from 128 to `max_seq_len`: at most 8, neighbours at least 2x apart.
+    """Mean KV lengths in tokens, log-spaced up to `max_seq_len`: at most 8, neighbours at least 2x apart.
 
-    Below 256 tokens there is no room for that: the two ends, or `max_seq_len` alone.
-    A factor of 2 is fine enough: between two neighbours the ratio of two kernels' times is nearly straight.
+    They begin at 128, or at an eighth of a `max_seq_len` below 1024. A factor of 2 is fine enough: between two
+    neighbours the ratio of two kernels' times is nearly straight.
     """
     if max_seq_len < 1:
         raise ConfigError(f"max sequence length {max_seq_len}: must be at least 1")
-    if max_seq_len < 2 * SMALLEST_MEAN_KV:
-        return (max_seq_len,) if max_seq_len <= SMALLEST_MEAN_KV else (SMALLEST_MEAN_KV, max_seq_len)
-    octaves = math.log2(max_seq_len / SMALLEST_MEAN_KV)
-    steps = min(MAX_POINTS - 1, math.floor(octaves))
-    return tuple(round(SMALLEST_MEAN_KV * 2 ** (octaves * i / steps)) for i in range(steps + 1))
+    smallest = min(SMALLEST_MEAN_KV, max(1, max_seq_len // 8))
+    octaves = math.log2(max_seq_len / smallest)
+    steps = max(1, min(MAX_POINTS - 1, math.floor(octaves)))
+    points = (round(smallest * 2 ** (octaves * i / steps)) for i in range(steps + 1))
+    return tuple(dict.fromkeys(points))

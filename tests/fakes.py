@@ -51,6 +51,7 @@ class Wrapped(DecodeImpl):
         self.calls.append("forward")
         if self.before is not None:
             q, kv_cache, sinks = self.before(self, q, kv_cache, sinks)
+        self.previous = out.clone()
         self.inner.forward(q, kv_cache, out, sinks)
         if self.after is not None:
             self.after(self, q, out)

@@ -102,7 +102,7 @@ def first_lengths_kept(impl, q, kv_cache, sinks):
 
 
 def last_row_unwritten(impl, q, out):
-    out[-1] = float("nan")
+    out[-1] = impl.previous[-1]
 
 
 def no_running_maximum(impl, q, out):
@@ -117,9 +117,9 @@ def batch_wide_scale(impl, q, out):
 
 
 def drifting(impl, q, out):
-    """Leaves something in its scratch: later runs are worse than the first ones."""
+    """Leaves something in its scratch: right for the seven cases of a bucket, two layers each, and then no more."""
     impl.runs = getattr(impl, "runs", 0) + 1
-    if impl.runs > 7:
+    if impl.runs > 14:
         out.mul_(1.01)
 
 
@@ -129,7 +129,19 @@ def nan_times_zero(impl, q, kv_cache, sinks):
     return q + poison, kv_cache, sinks
 
 
+def behind_the_window(impl, q, kv_cache, sinks):
+    """Reads what a window has left behind, and multiplies it by zero."""
+    firsts = kv_cache[1][impl.inputs.block_table[:, 0].long(), 0]
+    return q + firsts.sum() * 0, kv_cache, sinks
+
+
+def wrong_when_short(impl, q, out):
+    out[impl.inputs.lengths < 20] *= 2
+
+
 FAULTS = [
+    fault("NaN that a window left behind", {"sliding_window": 10}, before=behind_the_window),
+    fault("wrong for short rows, batch 1", None, 1, after=wrong_when_short),
     fault("soft cap dropped", {"logits_soft_cap": 2.0}, **without(logits_soft_cap=None)),
     fault("window dropped", {"sliding_window": 10}, **without(sliding_window=None)),
     fault("window one too wide", {"sliding_window": 10}, **without(sliding_window=11)),

@@ -79,31 +79,40 @@ def test_beyond_16384_the_8_points_move_apart() -> None:
 
 
 def test_an_octave_that_is_begun_is_no_reason_for_a_point() -> None:
-    assert kv_grid(511) == (128, 511)
-    assert kv_grid(512) == (128, 256, 512)
+    # 4.9996 octaves are four steps of (4095 / 128) ** (1 / 4) = 2.3783: 304.4, 724.0, 1721.9
+    assert kv_grid(4095) == (128, 304, 724, 1722, 4095)
+    assert len(kv_grid(4096)) == 6
 
 
-@pytest.mark.parametrize("longest", [1, 5, 127, 128])
-def test_lengths_that_are_all_short_have_one_point(longest: int) -> None:
-    assert kv_grid(longest) == (longest,)
+def test_below_1024_the_points_begin_at_an_eighth_of_the_longest() -> None:
+    assert kv_grid(800) == (100, 200, 400, 800)
+    assert kv_grid(64) == (8, 16, 32, 64)
 
 
-@pytest.mark.parametrize("longest", [129, 200, 255])
-def test_just_above_the_smallest_point_there_are_the_two_ends(longest: int) -> None:
-    assert kv_grid(longest) == (128, longest)
+@pytest.mark.parametrize(("longest", "points"), [(1, (1,)), (2, (1, 2)), (3, (1, 3)), (8, (1, 2, 4, 8))])
+def test_the_shortest_requests_have_the_points_that_there_are(longest: int, points: tuple[int, ...]) -> None:
+    assert kv_grid(longest) == points
 
 
 @settings(deadline=None)
-@given(st.integers(256, 2**31 - 1) | st.integers(256, 20_000))
+@given(st.integers(1024, 2**31 - 1) | st.integers(1024, 20_000))
 def test_the_points_go_from_128_to_the_longest_at_least_2x_apart(longest: int) -> None:
     grid = kv_grid(longest)
     assert (grid[0], grid[-1]) == (128, longest)
     assert len(grid) <= 8
-    assert all(above >= 2 * below for below, above in pairwise(grid))
+    assert all(above >= 2 * below - 1 for below, above in pairwise(grid))  # each is rounded
 
 
 @settings(deadline=None)
-@given(st.integers(256, 2**31 - 1))
+@given(st.integers(1, 1023))
+def test_shorter_ones_end_at_the_longest_too_and_ascend(longest: int) -> None:
+    grid = kv_grid(longest)
+    assert (grid[0], grid[-1]) == (max(1, longest // 8), longest)
+    assert all(above > below for below, above in pairwise(grid))
+
+
+@settings(deadline=None)
+@given(st.integers(1024, 2**31 - 1))
 def test_the_points_are_evenly_spaced_in_their_logarithm(longest: int) -> None:
     grid = kv_grid(longest)
     ratio = (longest / 128) ** (1 / (len(grid) - 1))

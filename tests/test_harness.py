@@ -6,8 +6,9 @@ from time import monotonic
 
 import numpy as np
 import pytest
+import torch
 
-from dispatch.bench.harness import ROUNDS, ROUNDS_BEFORE_DROP, Bench, DefaultFailed
+from dispatch.bench.harness import ROUNDS, Bench, DefaultFailed
 from dispatch.bench.profiles import LogNormal, plan_cells
 from dispatch.decision import Reason
 from dispatch.errors import MeasureError
@@ -68,7 +69,7 @@ def test_a_candidate_that_loses_by_over_ten_percent_in_every_cell_of_the_first_r
     timer = ScriptedTimer(lambda name, lengths, sample: {"a": 10.0, "b": 11.2, "c": 10.9}[name])
     samples = measure(bench_of(backend("a"), backend("b"), backend("c"), timer=timer), "a", "b", "c")
     valid = np.isfinite(samples.times[2]).sum(axis=-1)
-    assert valid[samples.candidates.index("b")].tolist() == [ROUNDS_BEFORE_DROP] * len(samples.cells)
+    assert valid[samples.candidates.index("b")].tolist() == [5] * len(samples.cells)
     assert valid[samples.candidates.index("c")].tolist() == [ROUNDS] * len(samples.cells)
     assert [(e.candidate, e.reason) for e in samples.exclusions] == [("b", Reason.DROPPED)]
 
@@ -117,6 +118,14 @@ def test_a_default_with_wrong_numbers_is_told_and_nothing_is_measured_against_it
         measure(bench_of(backend("a", after=lambda impl, q, out: out.mul_(2)), backend("b")), "a", "b")
 
 
+def test_what_is_timed_is_random_pages_again_and_not_what_the_gate_wrote():
+    bench = bench_of(backend("a"), backend("b"))
+    before = [pages.clone() for cache in bench.pool.kv_caches for pages in cache]
+    measure(bench, "a", "b")
+    after = [pages for cache in bench.pool.kv_caches for pages in cache]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
 def test_when_the_time_ends_what_was_measured_is_kept():
     now = monotonic()
     samples = measure(bench_of(backend("a"), backend("b")), "a", "b", deadline=now - 1)
@@ -124,9 +133,13 @@ def test_when_the_time_ends_what_was_measured_is_kept():
 
 
 def test_a_tactic_for_short_requests_is_not_timed_beyond_them():
-    wide = backend("a", tactics=("", "max_kv=20"))
+    def beyond_its_table(impl, q, out):
+        out[impl.inputs.lengths > impl.max_kv] = float("nan")
+
+    wide = backend("a", tactics=("", "max_kv=20"), after=beyond_its_table)
     samples = measure(bench_of(wide, grid=(16, 32)), "a", "a[max_kv=20]")
     assert wide.built[-1].max_kv == 20
+    assert samples.exclusions == ()  # the gate did not ask it for longer ones either
     timed = np.isfinite(samples.times[2, 2]).all(axis=-1)
     assert timed.tolist() == [c.profile == "equal" and c.mean_kv == 16 for c in samples.cells]
 

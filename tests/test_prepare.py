@@ -46,8 +46,8 @@ def test_the_tactic_is_part_of_what_is_looked_for(plan, impls):
 
 
 def test_padding_rows_count_neither_as_batch_nor_in_the_mean(plan, impls):
-    # mean 100 over two live rows; over four it would be 50.5, outside the box
-    assert prepare_fmha_impl(step(100, 100, padding=2), plan, impls, DEFAULT) == XQA
+    # two live rows of 1000 are the box's edge; the padding's two tokens would make it 1001
+    assert prepare_fmha_impl(step(1000, 1000, padding=2), plan, impls, DEFAULT) == XQA
 
 
 @pytest.mark.parametrize(("extra", "served"), [(0, XQA), (1, DEFAULT)])

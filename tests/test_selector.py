@@ -110,6 +110,13 @@ def test_an_incumbent_yields_to_a_challenger_that_beats_it_by_delta():
     assert select_stable(evidence, [0], RULE, incumbent=XQA).candidate == CUDNN
 
 
+def test_priority_chooses_only_among_those_that_beat_the_incumbent():
+    # cudnn beats xqa by 3.4%; fa2 is within 1% of cudnn and comes first, but beats xqa by 2.7% only
+    evidence = evidence_of({DEFAULT: 100, XQA: 90, CUDNN: 87, FA2: 87.6})
+    assert select_stable(evidence, [0], RULE).candidate == FA2
+    assert select_stable(evidence, [0], RULE, incumbent=XQA).candidate == CUDNN
+
+
 def test_an_incumbent_stays_when_it_no_longer_gains_delta_but_is_not_slower_than_the_default():
     assert select_stable(evidence_of({DEFAULT: 100, XQA: 99}), [0], RULE, incumbent=XQA).candidate == XQA
 
@@ -130,6 +137,11 @@ def test_an_incumbent_that_became_slower_than_the_default_goes(times):
 def test_an_incumbent_level_with_the_default_within_its_own_spread_stays():
     evidence = evidence_of({DEFAULT: [100, 100], TWIN: [101, 100], XQA: [90, 100.5]})  # 0.5% in a spread of 1%
     assert select_stable(evidence, [0, 1], RULE, incumbent=XQA).candidate == XQA
+
+
+def test_an_incumbent_that_is_slower_on_average_goes_even_within_the_spread():
+    evidence = evidence_of({DEFAULT: [100, 100], TWIN: [101, 101], XQA: [100.5, 100.5]})
+    assert select_stable(evidence, [0, 1], RULE, incumbent=XQA).candidate == DEFAULT
 
 
 def test_an_incumbent_that_was_not_measured_is_forgotten():

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,21 @@ def test_a_plan_appears_under_its_name_only_when_it_is_complete(store: Store, mo
     monkeypatch.setattr(dispatch.atomic.os, "replace", look)
     path = store.save(PLAN, None)
     assert complete == [(False, path.read_bytes())]
+
+
+def test_four_writers_at_once_leave_a_whole_plan_at_every_moment(
+    store: Store, warnings: Callable[[], list[str]]
+) -> None:
+    plans = [replace(PLAN, seconds=float(n)) for n in range(4)]
+    path = store.save(PLAN, SAMPLES)
+    with ThreadPoolExecutor(4) as threads:
+        saving = [threads.submit(store.save, plan, SAMPLES) for plan in plans * 4]
+        seen = [store.load(KEY) for _ in range(20)]
+    assert [saved.result() for saved in saving] == [path] * 16
+    assert [plan for plan in [*seen, store.load(KEY)] if plan not in [PLAN, *plans]] == []
+    assert is_same(store.load_samples(KEY), SAMPLES)
+    assert set(store.folder.iterdir()) == {path, samples_path(path)}
+    assert warnings() == []
 
 
 def test_samples_are_there_before_their_plan(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

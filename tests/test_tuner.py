@@ -74,12 +74,6 @@ def test_the_cost_of_plan_counts_once_a_step_whatever_the_number_of_layers(scrip
         assert winners(plan) == {1: winner}
 
 
-def test_the_launch_that_a_slow_host_adds_does_not_count_because_steps_are_timed_and_not_launches(scripted):
-    # kernel 10 us and host 200 against 12 and 5: the timer reports the step, the first wins
-    plan, _ = scripted({"a": 12, "b": 10}, ask=request(buckets=(1,)))
-    assert winners(plan) == {1: "b"}
-
-
 def test_a_named_default_is_the_one_to_beat(scripted):
     plan, samples = scripted({"a": 100, "b": 80, "c": 79}, ask=request(default="b"))
     assert (plan.default, samples.buckets[0].candidates[0]) == ("b", "b")
@@ -244,6 +238,17 @@ def test_a_partial_plan_is_resumed_by_the_next_run(obtain, monkeypatch):
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: 0)
     whole = obtain({"a": 100, "b": 120}, ask=request(time_budget_s=2.5))
     assert winners(whole.plan) == {1: "b", 4: "a"}
+
+
+def test_force_measures_a_partial_plan_from_its_beginning(obtain, monkeypatch):
+    clock = iter(range(10_000))
+    monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
+    assert obtain({"a": 100, "b": 80}, ask=request(time_budget_s=2.5)).plan.is_partial
+    monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: 0)
+    whole = obtain({"a": 100, "b": 120}, ask=request(time_budget_s=2.5), force=True)
+    assert winners(whole.plan) == {1: "a", 4: "a"}
 
 
 def test_a_store_that_cannot_be_written_costs_a_warning_and_nothing_else(obtain, tmp_path, caplog):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from dispatch.backends.base import Backend, Support, refuse
+from dispatch.candidate import is_backend_name
 from dispatch.device import DeviceFingerprint
 from dispatch.errors import RegistryError
 from dispatch.spec import AttentionSpec
@@ -30,7 +31,9 @@ class Registry:
         self._loaded: dict[str, Backend | str] = {}
 
     def register(self, name: str, load: Callable[[], type[Backend]]) -> None:
-        """Add a backend. Raises RegistryError for a name that is taken."""
+        """Add a backend. Raises RegistryError for a name that is taken, or that a candidate cannot carry."""
+        if not is_backend_name(name):
+            raise RegistryError(f"backend {name!r}: a name is a letter, then letters, digits, '_', '.' or '-'")
         if name in self._load:
             raise RegistryError(f"backend {name!r} is registered already")
         self._load[name] = load

@@ -155,7 +155,8 @@ class Bench:
                         exclusions.append(Exclusion(arm.name, Reason.FAILED, _one_line(error), c))
                     else:
                         parts = (time.plan_us, time.begin_us, time.layer_us)
-                        times[:, arm.index, c, round_] = np.round(parts, 3)  # to a nanosecond
+                        # to a nanosecond; what a timer subtracts may leave a part of nothing just below 0
+                        times[:, arm.index, c, round_] = np.maximum(np.round(parts, 3), 0)
                 progress((round_ * len(cells) + c + 1) * times.shape[1])
             if round_ + 1 == ROUNDS_BEFORE_DROP:
                 exclusions += self._drop(arms, times)
