@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dispatch.backends import Registry
+from dispatch.backends import Backend, Registry
 from dispatch.candidate import Candidate
 from dispatch.device import DeviceFingerprint
 from dispatch.errors import ConfigError, MeasureError
@@ -46,13 +46,14 @@ def eligible(request: TuneRequest, device: DeviceFingerprint, registry: Registry
         else:
             backend = registry.get(name)
             try:
-                offered = {b: backend.tactics(request.spec, b) for b in request.buckets}
+                offered = {b: _tactics(backend, request, device, b) for b in request.buckets}
                 sizes = [backend.workspace_bytes(request.spec, b, request.max_seq_len) for b in request.buckets]
+                largest = max(int(size) for size in sizes)
             except Exception as error:  # it broke its word: it loses itself alone
                 refused[name] = f"broken: {type(error).__name__}: {error}".splitlines()[0]
             else:
                 tactics[name] = offered
-                workspace_bytes[backend.family] = max([*sizes, workspace_bytes.get(backend.family, 0)])
+                workspace_bytes[backend.family] = max(largest, workspace_bytes.get(backend.family, 0))
     if request.default is not None:
         registry.check([request.default], "--default")
         if request.default in refused:
@@ -62,3 +63,15 @@ def eligible(request: TuneRequest, device: DeviceFingerprint, registry: Registry
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise MeasureError(f"no backend serves this layer ({reasons})")
     return Eligible(next(iter(tactics)), tactics, workspace_bytes, refused)
+
+
+def _tactics(backend: Backend, request: TuneRequest, device: DeviceFingerprint, bucket: int) -> tuple[str, ...]:
+    """What the backend offers for a bucket. Raises ValueError or DispatchError where that breaks the contract."""
+    offered = tuple(backend.tactics(request.spec, device, bucket, request.max_seq_len))
+    if offered[:1] != ("",) or len(set(offered)) != len(offered):
+        raise ValueError(f"tactics {offered}: must be '' first, then others, each once")
+    for tactic in offered:
+        limit = Candidate.parse(str(Candidate("x", tactic))).max_kv
+        if limit is not None and not 0 < limit < request.max_seq_len:
+            raise ValueError(f"tactic {tactic!r}: max_kv must be above 0 and below {request.max_seq_len}")
+    return offered

@@ -1,12 +1,13 @@
-"""The gate: a candidate's numbers are compared with a float32 reference before it may be timed.
+"""The gate: candidates' numbers are compared with a float32 reference before they may be timed.
 
-It runs what is timed: the timer's own recording (on a GPU, the captured graph), over the bench's own buffers.
+It runs what is timed: the timer's own recordings (on a GPU, captured graphs), over the bench's own buffers. Case by
+case all candidates run in turn, so that each also runs on the scratch that the others of its family have used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,140 +17,163 @@ from dispatch.backends.base import KVCache
 from dispatch.bench.pool import RESERVED_PAGE, Chain, PagedPool, raw_bits
 from dispatch.bench.timer import Recording
 from dispatch.gate_checks import compare, count
-from dispatch.gate_inputs import first_visible, gate_pages, only_visible, row_lengths
+from dispatch.gate_inputs import gate_pages, only_visible, position_code, reserved, row_sets
 from dispatch.reference import reference_decode
 from dispatch.step import StepInputs
 
 LARGE_LOGIT = 40.0  # exp(40) overflows fp16, and without a running maximum, soon float32
+PADDING = "padding"
 
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """What to load into the buffers, and how to check the live rows of the output."""
+    """What to load into the buffers, and how to check the live rows of the first `layers` outputs."""
 
     name: str
     q: torch.Tensor
     kv_cache: KVCache
     inputs: StepInputs
     check: Callable[[torch.Tensor], str]
+    layers: int = 1
 
 
 class Gate:
-    """The cases for one bucket, made once for all of its candidates, which share `inputs` and `chain`.
+    """The cases for one bucket and requests of up to `longest` tokens, over the buffers that all candidates share.
 
-    Only the first layer's cache is written to; `restore` brings back what was there.
+    Writes to the pool's first pages; `restore` makes them random again.
     """
 
     def __init__(self, pool: PagedPool, inputs: StepInputs, chain: Chain, longest: int) -> None:
         self.spec, self.pool, self.inputs, self.chain = pool.spec, pool, inputs, chain
         self.bucket = len(inputs.lengths_host)
         self.num_pages = gate_pages(self.spec, self.bucket, longest)
+        self.sets = row_sets(self.spec, self.bucket, longest)
         self.rng = np.random.default_rng(0)
         self.q = chain.q.clone()
         k, v = (pages[: self.num_pages + 1].clone() for pages in chain.kv_caches[0])
         self.kv = k, v
-        lengths = row_lengths(self.spec, self.bucket, longest)
-        first, turned = lengths["first"], lengths["turned"]
-        self.cases = [
-            self._random("random", first),
-            self._probe(first),
-            self._probe(turned),
-            self._probe(lengths["short"]),
-            self._random("large logits", turned, self._large_logit_scale()),
-        ]
-        if self.bucket > 1:
-            self.cases += self._padding(first)
-        self.cases.append(replace(self.cases[0], name="random, run again"))
-        self._load(self.cases[0])
 
-    def check(self, recording: Recording) -> str:
-        """ "" if every case's numbers are right; otherwise which case, row, length and head were not, in a line."""
-        padded: list[torch.Tensor] = []
-        out = self.chain.outs[0]
-        for case in self.cases:
-            self._load(case)
-            out.fill_(float("nan"))
-            recording.run()
-            live = out[: case.inputs.num_live]
-            wrong = case.check(live)
-            if wrong:
-                return f"{case.name}: {wrong}"
-            if case.inputs.num_live < self.bucket:
-                padded.append(live.clone())
-        if padded and not torch.equal(padded[0], padded[1]):
-            return "padding: live rows change with what the padding rows hold"
-        return ""
+    def load_first(self) -> None:
+        """Set the lengths that a candidate is recorded with: the longest row and others; all change afterwards."""
+        self._load(self._random("", self.sets[0]))
+
+    def check(self, recordings: Mapping[str, Recording]) -> dict[str, str]:
+        """What was wrong with each candidate, in a line: the case, row, length and head; "" if nothing was."""
+        wrong = dict.fromkeys(recordings, "")
+        padded: dict[str, torch.Tensor] = {}
+        order = list(recordings)
+        for case in self._cases():
+            order.reverse()
+            for name in order:
+                if not wrong[name]:
+                    wrong[name] = self._run(case, recordings[name])
+                if not wrong[name] and case.name == PADDING:
+                    live = self.chain.outs[0][: case.inputs.num_live].clone()
+                    if not torch.equal(padded.setdefault(name, live), live):
+                        wrong[name] = "padding: live rows change with what the padding rows hold"
+        return wrong
 
     def restore(self) -> None:
-        """Put back the bench's own queries and pages."""
-        self._write(self.q, self.kv)
+        """Queries as they were, and random pages."""
+        self.chain.q.copy_(self.q)
+        self.pool.randomise(self.num_pages + 1)
+
+    def _run(self, case: _Case, recording: Recording) -> str:
+        self._load(case)
+        for whole in self.chain.guarded_outs:
+            whole.fill_(float("nan"))
+        try:
+            recording.run()
+        except Exception as error:  # whatever a backend raises, it loses itself alone
+            return f"{case.name}: {type(error).__name__}: {error}".splitlines()[0]
+        if changed := self._changed(case):
+            return f"{case.name}: {changed} was written to"
+        for layer in range(case.layers):
+            if wrong := case.check(self.chain.outs[layer][: case.inputs.num_live]):
+                return f"{case.name}: {wrong}" + (f" (layer {layer})" if layer else "")
+        return ""
+
+    def _changed(self, case: _Case) -> str:
+        """What a candidate has written to besides its output."""
+        buffers = {
+            "q": (self.chain.q, case.q),
+            "the lengths": (self.inputs.lengths, case.inputs.lengths),
+            "the block table": (self.inputs.block_table, case.inputs.block_table),
+        }
+        for name, mine, theirs in zip(("K", "V"), self.chain.kv_caches[0], case.kv_cache, strict=True):
+            buffers[f"the {name} cache"] = raw_bits(mine[: self.num_pages + 1]), raw_bits(theirs)
+        for name, (mine, theirs) in buffers.items():
+            if not _same_bits(mine, theirs):
+                return name
+        for whole in self.chain.guarded_outs:
+            if not (whole[0].isnan().all() and whole[-1].isnan().all()):
+                return "memory around the output"
+        return ""
 
     def _load(self, case: _Case) -> None:
-        self._write(case.q, case.kv_cache)
+        self.chain.q.copy_(case.q)
+        for cache in self.chain.kv_caches[: case.layers]:
+            for mine, theirs in zip(cache, case.kv_cache, strict=True):
+                raw_bits(mine)[: self.num_pages + 1].copy_(raw_bits(theirs))
+        self.inputs.num_live = case.inputs.num_live
         self.inputs.lengths_host.copy_(case.inputs.lengths_host)
         self.inputs.lengths.copy_(case.inputs.lengths)
         self.inputs.block_table.copy_(case.inputs.block_table)
 
-    def _write(self, q: torch.Tensor, kv_cache: KVCache) -> None:
-        self.chain.q.copy_(q)
-        for mine, theirs in zip(self.chain.kv_caches[0], kv_cache, strict=True):
-            raw_bits(mine)[: self.num_pages + 1].copy_(raw_bits(theirs))
+    def _cases(self) -> Iterator[_Case]:
+        """One at a time, since each holds a copy of the pages."""
+        layers = len(self.chain.outs)
+        yield replace(self._random("random", self.sets[0]), layers=layers)
+        for lengths in self.sets[1:]:
+            yield self._random("random", lengths)
+        for lengths in self.sets:
+            yield self._probe(lengths)
+        yield self._random("large logits", self.sets[-1], self._large_logit_scale())
+        if self.bucket > 1:
+            yield from self._padding(self.sets[0])
+        yield replace(self._random("random, at the end", self.sets[0]), layers=layers)
 
     def _step(self, lengths: Sequence[int], num_live: int) -> StepInputs:
         inputs = replace(
             self.inputs,
-            num_live=num_live,
             lengths_host=self.inputs.lengths_host.clone(),
             lengths=self.inputs.lengths.clone(),
             block_table=self.inputs.block_table.clone(),
         )
         self.pool.load(inputs, lengths, self.rng, self.num_pages)
+        inputs.num_live = num_live
         inputs.block_table[num_live:] = RESERVED_PAGE
         return inputs
 
     def _random(self, name: str, lengths: Sequence[int], q_scale: float = 1.0, padding: int = 0) -> _Case:
         """Random data; slots that no row may read hold NaN. The last `padding` rows are padding."""
-        inputs = self._step(lengths, self.bucket - padding)
+        spec, inputs = self.spec, self._step(lengths, self.bucket - padding)
         q = self.q * q_scale
-        kv = only_visible(self.spec, self.kv, inputs)
-        expected = reference_decode(self.spec, q, kv, inputs, self.chain.sinks)
-        return _Case(name, q, kv, inputs, lambda out: compare(self.spec, out, expected, inputs))
+        kv = only_visible(spec, self.kv, inputs)
+        expected = reference_decode(spec, q, kv, inputs, self.chain.sinks)
+        return _Case(name, q, kv, inputs, lambda out: compare(spec, out, expected, inputs))
 
     def _probe(self, lengths: Sequence[int]) -> _Case:
-        """q = 0, and V a one at a place that codes its position, row and head: the output counts the keys read."""
+        """q = 0, so that the output is the mean of the V that were read: it counts the keys."""
         spec, inputs = self.spec, self._step(lengths, self.bucket)
-        k, v = (pages.clone() for pages in self.kv)
-        counts = torch.zeros(self.bucket, spec.num_kv_heads, spec.head_dim_vo)
-        for row, length in enumerate(inputs.lengths_host.tolist()):
-            tokens = torch.arange(length)
-            page, slot = inputs.block_table[row].cpu().long()[tokens // spec.page_size], tokens % spec.page_size
-            for head in range(spec.num_kv_heads):
-                place = (tokens + 7 * head + row) % spec.head_dim_vo
-                code = torch.nn.functional.one_hot(place, spec.head_dim_vo)
-                counts[row, head] = code[first_visible(spec, length) :].sum(dim=0)
-                at = (page, slot, head) if spec.kv_layout == "NHD" else (page, head, slot)
-                raw_bits(v)[at] = raw_bits(code.to(v.dtype)).to(v.device)
+        coded, counts = position_code(spec, self.kv[1], inputs)
         counts = counts.repeat_interleave(spec.group_size, dim=1)
-        weight = counts.sum(dim=-1, keepdim=True)
-        if self.chain.sinks is not None:
-            weight = weight + torch.exp(self.chain.sinks.float().cpu())[None, :, None]
-
-        def check(out: torch.Tensor) -> str:
-            return count(out.float().cpu() * weight / spec.v_scale, counts, inputs)
-
-        kv = only_visible(spec, (k, v), inputs)
+        keys = inputs.lengths if spec.sliding_window is None else inputs.lengths.clamp(max=spec.sliding_window)
+        visible = keys.float()[:, None, None]
+        weight = visible if self.chain.sinks is None else visible + torch.exp(self.chain.sinks.float())[None, :, None]
+        kv = only_visible(spec, (self.kv[0], coded), inputs)
+        scale = weight / spec.v_scale
+        check = lambda out: count(out.float() * scale, counts, inputs)  # noqa: E731
         return _Case("uniform probe", torch.zeros_like(self.q), kv, inputs, check)
 
     def _padding(self, lengths: Sequence[int]) -> list[_Case]:
         """The last rows as padding, and the same with other contents in the page that padding reads."""
         padding = max(1, self.bucket // 4)
-        case = self._random("padding", [*lengths[:-padding], *[1] * padding], padding=padding)
-        k, v = (pages.clone() for pages in case.kv_cache)
-        for pages, value in ((k, -3.0), (v, 7.0)):
-            raw_bits(pages)[RESERVED_PAGE] = raw_bits(torch.full_like(self.q[0, 0, :1], value).to(pages.dtype))
+        case = self._random(PADDING, [*lengths[:-padding], *[1] * padding], padding=padding)
+        k, v = case.kv_cache
         q = case.q.clone()
         q[-padding:] = 5.0
-        return [case, replace(case, q=q, kv_cache=(k, v))]
+        return [case, replace(case, q=q, kv_cache=(reserved(k, -3.0), reserved(v, 7.0)))]
 
     def _large_logit_scale(self) -> float:
         """What to multiply q by for logits of about 40, or of five times the soft cap."""
@@ -157,3 +181,11 @@ class Gate:
         wanted = LARGE_LOGIT if spec.logits_soft_cap is None else 5 * spec.logits_soft_cap
         typical = spec.scale * spec.k_scale * math.sqrt(spec.head_dim_qk)  # of q k^T of unit normals
         return wanted / (4 * typical)  # the largest of a few thousand normals is about 4
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """torch.equal, where NaN equals itself."""
+    if a.is_floating_point():
+        width = {2: torch.int16, 4: torch.int32}[a.element_size()]
+        a, b = a.view(width), b.view(width)
+    return torch.equal(a, b)

@@ -20,7 +20,7 @@ from dispatch.key import differences
 from dispatch.plan import StoredPlan
 from dispatch.planfile import read_plans
 from dispatch.request import TuneRequest
-from dispatch.samples import Samples
+from dispatch.samples import Box, Samples
 from dispatch.samplesfile import read_samples, samples_path
 from dispatch.store import Store
 from dispatch.tuner import Progress, silent, tune
@@ -62,14 +62,16 @@ def obtain_plan(
             held.enter_context(store.lock(key).acquire(timeout=request.config.time_budget_s + SLACK_S))
         except Timeout:
             raise MeasureError("another process has been tuning for too long; the default stays") from None
-        except OSError as error:
-            _log.warning("the plan cannot be stored: %s: %s", store.folder, error.strerror)
+        except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+            _log.warning("the plan cannot be stored: %s: %s", store.folder, error)
         if not force and (found := _read(store, key)):
             return found
         stored = store.load(key)
-        resume = store.load_samples(key) if stored is not None and stored.is_partial and not force else None
-        incumbent = [decided.box for decided in stored.boxes] if stored is not None else []
-        plan, samples = tune(request, device, registry, progress, resume, incumbent)
+        earlier = store.load_samples(key) if stored is not None else None
+        incumbent: Sequence[Box] = () if earlier is None else earlier.incumbent
+        if force and stored is not None:
+            incumbent = [decided.box for decided in stored.boxes]
+        plan, samples = tune(request, device, registry, progress, earlier, incumbent, again=force)
         path = _save(store, plan, samples)
     return Obtained(plan, samples, path, f"measured in {plan.seconds:.1f} s")
 

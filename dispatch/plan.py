@@ -13,6 +13,7 @@ from dispatch.samples import Box
 from dispatch.spec import AttentionSpec
 
 TIME_BUDGET_OVER = "the time budget ended before it was measured"
+FAILED_NOW = "failed, to be tried again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class StoredPlan:
     @property
     def is_partial(self) -> bool:
         """Whether buckets are left that a further run would measure."""
-        return TIME_BUDGET_OVER in self.unmeasured.values()
+        return any(why == TIME_BUDGET_OVER or why.startswith(FAILED_NOW) for why in self.unmeasured.values())
 
     def table(self) -> BackendPlan:
         """The frozen C++ table. Raises PlanError where the boxes do not fit one another."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dispatch.decision import Reason, Rule
 
 TWIN = "default/twin"  # the default measured a second time: the noise that a decision must clear (A/A)
+LONGEST_US = 1e12  # 11 days: no kernel takes so long, and sums over layers stay finite
 PARTS = ("plan_us", "begin_us", "layer_us")
 
 
@@ -53,6 +54,12 @@ class BucketSamples:
         plan, begin, layer = self.times
         step: NDArray[np.float64] = plan + begin + num_layers * layer
         return step
+
+
+def log_of_times(step_us: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Natural logarithm; NaN for a time that is not above 0, which is no measurement."""
+    log: NDArray[np.float64] = np.log(step_us, out=np.full_like(step_us, np.nan), where=step_us > 0)
+    return log
 
 
 @dataclass(frozen=True, slots=True)

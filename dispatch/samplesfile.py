@@ -21,14 +21,13 @@ from dispatch.errors import SamplesError
 from dispatch.key import check_key
 from dispatch.plainjson import each, field, mapping, named, number, parse, sequence, shown, text, whole
 from dispatch.planfile import box_from_json, box_to_json, candidate_from_json, reason_from_json, unmeasured_from_json
-from dispatch.samples import PARTS, TWIN, BucketSamples, Cell, Exclusion, Samples
+from dispatch.samples import LONGEST_US, PARTS, TWIN, BucketSamples, Cell, Exclusion, Samples
 
 FORMAT = 1
 SUFFIX = ".samples.json.gz"
 # Reading stops here, lest a damaged or a hostile file take all memory. A layer group of 23 buckets, 13 candidates,
 # 40 cells, 15 rounds and 3 parts, at 8 characters a time, is 4 MiB; few models have more than three groups.
 LARGEST_BYTES = 64 << 20
-LONGEST_US = 1e12  # 11 days: no kernel takes so long, and sums over layers stay finite
 
 
 def samples_path(plan_path: Path) -> Path:

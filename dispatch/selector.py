@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dispatch.candidate import Candidate
 from dispatch.decision import Decision, Reason, Rule, Verdict
-from dispatch.samples import TWIN, BucketSamples, Exclusion
+from dispatch.samples import TWIN, BucketSamples, Exclusion, log_of_times
 
 Floats = NDArray[np.float64]
 
@@ -34,9 +34,8 @@ class Evidence:
 
     @classmethod
     def of(cls, samples: BucketSamples, num_layers: int, priority: Sequence[str]) -> Evidence:
-        """From raw samples; a time that is not above 0 counts as not measured."""
-        step = samples.step_us(num_layers)
-        log_step = np.log(step, out=np.full_like(step, np.nan), where=step > 0)
+        """From raw samples."""
+        log_step = log_of_times(samples.step_us(num_layers))
         return cls(samples.candidates, log_step, tuple(priority), samples.exclusions)
 
     @cached_property
@@ -58,10 +57,10 @@ class Evidence:
 
     @cached_property
     def aa_spread(self) -> Floats:
-        """|median r| of the default's twin in each cell; 0 where there is none."""
+        """|median r| of the default's twin in each cell; where it was not measured, nothing can clear the noise."""
         if TWIN not in self.candidates:
-            return np.zeros(self.r.shape[1])
-        spread: Floats = np.abs(np.nan_to_num(self.medians[self.candidates.index(TWIN)]))
+            return np.full(self.r.shape[1], np.inf)
+        spread: Floats = np.abs(np.nan_to_num(self.medians[self.candidates.index(TWIN)], nan=np.inf))
         return spread
 
     @cached_property

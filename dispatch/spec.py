@@ -61,6 +61,7 @@ class AttentionSpec:
                 raise SpecError(f"kv_strides={shown(self.kv_strides)}: must be a tuple of three strides, in elements")
             for stride in self.kv_strides:
                 _positive_int("kv_strides", stride)
+            self._check_overlap(self.kv_strides)
         if self.sliding_window is not None:
             _positive_int("sliding_window", self.sliding_window)
         if self.sm_scale is None:
@@ -70,6 +71,19 @@ class AttentionSpec:
             object.__setattr__(self, field, _positive_float(field, getattr(self, field)))
         if not isinstance(self.has_sinks, bool):
             raise SpecError(f"has_sinks={shown(self.has_sinks)}: must be true or false")
+
+    def _check_overlap(self, strides: tuple[int, int, int]) -> None:
+        """Raises SpecError where two slots would lie on the same memory."""
+        inner = (self.page_size, self.num_kv_heads)
+        sizes = inner if self.kv_layout == "NHD" else inner[::-1]
+        extent = max(self.head_dim_qk, self.head_dim_vo)
+        several = (
+            each for each in zip(strides[1:], sizes, strict=True) if each[1] > 1
+        )  # torch may give one any stride
+        for stride, size in (*sorted(several), (strides[0], 1)):
+            if stride < extent:
+                raise SpecError(f"kv_strides={strides}: slots overlap, a stride of {stride} onto {extent} elements")
+            extent += stride * (size - 1)
 
     @property
     def group_size(self) -> int:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepInputs:
     """The buffers of one bucket. They are refreshed in place and never move: a captured graph points at them.
+
+    One object a bucket: an engine sets `num_live` at each step, and the tensors' contents.
 
     num_live: requests among the bucket's rows; the rest is padding, of length 1 on a reserved page.
     lengths_host: int32 [bucket], pinned where there is a GPU. KV tokens of each row, the new one included. An

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 
+import numpy as np
 import torch
 
 from dispatch.backends import Registry
@@ -15,10 +16,11 @@ from dispatch.bench.memory import free_bytes
 from dispatch.bench.profiles import PlannedCell
 from dispatch.bench.timer import CpuTimer, Timer
 from dispatch.conclude import conclude
+from dispatch.decision import Reason, Rule
 from dispatch.device import DeviceFingerprint
 from dispatch.eligible import Eligible, eligible
 from dispatch.errors import MeasureError
-from dispatch.plan import TIME_BUDGET_OVER, StoredPlan
+from dispatch.plan import FAILED_NOW, TIME_BUDGET_OVER, StoredPlan
 from dispatch.request import TuneRequest
 from dispatch.samples import Box, BucketSamples, Samples
 
@@ -39,7 +41,10 @@ def timer_for(device: DeviceFingerprint) -> Timer:
     """The timer of a kind of device. Raises MeasureError where there is none."""
     if device.kind == "cpu":
         return CpuTimer()
-    raise MeasureError(f"measuring on {device.name} needs the GPU timer, which this version does not have")
+    raise MeasureError(
+        f"measuring on {device.name} needs the GPU timer, which this version does not have yet;"
+        " --device cpu measures the CPU"
+    )
 
 
 def tune(
@@ -47,27 +52,34 @@ def tune(
     device: DeviceFingerprint,
     registry: Registry,
     progress: Progress = silent,
-    resume: Samples | None = None,
+    stored: Samples | None = None,
     incumbent: Sequence[Box] = (),
+    again: bool = False,
 ) -> tuple[StoredPlan, Samples]:
-    """Measure and decide. `resume`: the samples of a run that its time budget ended; `incumbent`: stored choices.
+    """Measure and decide. `incumbent`: stored choices to be challenged.
 
-    Raises ConfigError and MeasureError before anything is measured; from then on, what fails is left to the default.
+    `stored`: samples of an earlier run. Its buckets are not measured once more, or with `again` they are, as far as
+    the time budget goes. Raises ConfigError and MeasureError before anything is measured; from then on, what fails is
+    left to the default.
     """
     start = monotonic()
     able = eligible(request, device, registry)
     cells = {bucket: request.planned(bucket, ROUNDS) for bucket in request.buckets}
+    known = {} if stored is None else {b.bucket: b for b in stored.buckets}
+    measured: dict[int, BucketSamples] = {} if again else dict(known)
     unmeasured: dict[int, str] = {}
     for bucket in request.buckets:
         if not cells[bucket]:
             unmeasured[bucket] = ABOVE_CAPACITY
         elif len(able.candidates(bucket)) == 1:
             unmeasured[bucket] = ONE_CANDIDATE
-    measured = {} if resume is None else {b.bucket: b for b in resume.buckets}
     todo = {b: cells[b] for b in request.buckets if b not in unmeasured and b not in measured}
     if todo:
         bench = _bench(request, device, registry, able, todo)
         _measure(bench, able, start + request.config.time_budget_s, progress, measured, unmeasured)
+    for bucket in [b for b, why in unmeasured.items() if why == TIME_BUDGET_OVER and b in known]:
+        measured[bucket] = known[bucket]
+        del unmeasured[bucket]
     samples = Samples(
         key=request.key(device, registry, able.default),
         num_layers=request.spec.num_layers,
@@ -76,7 +88,7 @@ def tune(
         rule=request.rule,
         buckets=tuple(measured[b] for b in request.buckets if b in measured),
         unmeasured={b: unmeasured[b] for b in request.buckets if b in unmeasured},
-        incumbent=tuple(incumbent) if resume is None else resume.incumbent,
+        incumbent=tuple(incumbent),
     )
     plan = conclude(samples, able.refused)
     return replace(plan, seconds=round(monotonic() - start, 3)), samples
@@ -90,16 +102,13 @@ def _bench(
     cells: Mapping[int, tuple[PlannedCell, ...]],
 ) -> Bench:
     torch_device = torch.device(device.kind)
-    return Bench(
-        request.spec,
-        cells,
-        able.workspace_bytes,
-        request.max_seq_len,
-        registry,
-        timer_for(device),
-        torch_device,
-        free_bytes(torch_device),
-    )
+    timer = timer_for(device)
+    free = free_bytes(torch_device)
+    try:
+        sizes = able.workspace_bytes
+        return Bench(request.spec, cells, sizes, request.max_seq_len, registry, timer, torch_device, free)
+    except (MemoryError, RuntimeError) as error:  # torch's out-of-memory error is a RuntimeError
+        raise MeasureError(f"no memory to measure with: {error}".splitlines()[0]) from None
 
 
 def _measure(
@@ -126,10 +135,19 @@ def _measure(
             samples = bench.measure(bucket, able.candidates(bucket), deadline, advance)
         except DefaultFailed as error:
             _log.warning("bucket %d keeps its default, which failed: %s", bucket, error)
-            unmeasured[bucket] = str(error)
+            unmeasured[bucket] = f"{FAILED_NOW if error.reason is Reason.FAILED else error.reason.value}: {error}"
+        except Exception as error:  # memory, most likely; it costs this bucket its measurement, and nothing else
+            _log.warning("bucket %d keeps its default: %s: %s", bucket, type(error).__name__, error)
+            unmeasured[bucket] = f"{FAILED_NOW}: {type(error).__name__}: {error}".splitlines()[0]
         else:
-            if monotonic() > deadline:
+            if monotonic() > deadline and complete_rounds(samples) < Rule().min_rounds:
                 unmeasured[bucket] = TIME_BUDGET_OVER
             else:
                 measured[bucket] = samples
         done += counts[bucket]
+
+
+def complete_rounds(samples: BucketSamples) -> int:
+    """Rounds in which the default was timed in every cell in which it can be timed."""
+    timed = ~np.isnan(samples.times[-1, 0])
+    return int(timed[timed.any(axis=1)].all(axis=0).sum()) if timed.any() else 0

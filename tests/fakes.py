@@ -73,7 +73,7 @@ def backend(
         def support(self, spec, device):
             return SUPPORTED
 
-        def tactics(self, spec, batch_size):
+        def tactics(self, spec, device, batch_size, max_kv):
             return tactics
 
         def workspace_bytes(self, spec, batch_size, max_kv):

@@ -119,7 +119,7 @@ def test_a_plan_file_serves_where_it_fits(run, model, tmp_path):
 def test_a_trace_is_one_more_profile(run, model, tmp_path):
     (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n0,100,50\n1,10,200\n2,300,5\n")
     out = ok(run("tune", "--model", model, *SMALL, "--trace", tmp_path / "trace.csv"))
-    assert "lognormal-1.2, trace" in out.replace("\n", " ")
+    assert "one-long, trace" in out.replace("\n", " ")
 
 
 def test_a_model_with_two_kinds_of_layers_gets_a_plan_for_each(run, tmp_path):

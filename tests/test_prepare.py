@@ -24,7 +24,7 @@ def plan():
 
 @pytest.fixture
 def impls():
-    built = BuiltImpls()
+    built = BuiltImpls(Candidate("torch_sdpa"))
     built.add(4, Candidate("flashinfer_xqa"), XQA)
     built.add(8, Candidate("fa3", "num_splits=2"), FA3)
     return built
@@ -73,21 +73,27 @@ def test_a_batch_without_live_rows_gets_the_default(plan, impls):
 
 
 def test_a_planned_backend_that_was_not_built_gets_the_default(plan):
-    impls = BuiltImpls()
+    impls = BuiltImpls(Candidate("torch_sdpa"))
     assert prepare_fmha_impl(step(200, 300), plan, impls, DEFAULT) == DEFAULT
     assert impls.misses == {(4, "flashinfer_xqa is planned and not available"): 1}
 
 
 def test_another_tactic_than_the_planned_one_is_not_taken_for_it(plan):
-    impls = BuiltImpls()
+    impls = BuiltImpls(Candidate("torch_sdpa"))
     impls.add(8, Candidate("fa3"), FA3)
     assert prepare_fmha_impl(step(*[200] * 5), plan, impls, DEFAULT) == DEFAULT
+
+
+def test_a_box_that_the_default_won_is_a_hit_and_served_by_it(plan):
+    impls = BuiltImpls(Candidate("flashinfer_xqa"))
+    assert prepare_fmha_impl(step(200, 300), plan, impls, DEFAULT) == DEFAULT
+    assert (impls.hits, impls.misses) == ({(4, "flashinfer_xqa"): 1}, {})
 
 
 def test_an_empty_plan_gives_the_default_everywhere():
     empty = BackendPlan([4], [])
     empty.freeze()
-    assert prepare_fmha_impl(step(200), empty, BuiltImpls(), DEFAULT) == DEFAULT
+    assert prepare_fmha_impl(step(200), empty, BuiltImpls(Candidate("fa3")), DEFAULT) == DEFAULT
 
 
 def test_every_miss_is_counted_and_each_bucket_and_reason_is_logged_once(plan, impls, caplog):

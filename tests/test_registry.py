@@ -64,7 +64,6 @@ PLUGIN = """
     from dispatch.backends.torch_sdpa import TorchSdpa
 
     class Mine(TorchSdpa):
-        name = "mine"
         family = "mine"
         distribution = "my-plugin"
 

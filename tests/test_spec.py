@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,23 +21,37 @@ COUNTS = ("num_qo_heads", "num_kv_heads", "head_dim_qk", "head_dim_vo", "page_si
 SCALES = ("k_scale", "v_scale", "sm_scale", "logits_soft_cap")
 
 counts = st.integers(1, 2**40)
+gaps = st.integers(0, 2**10)  # a stride that holds 64 heads and 2^40 tokens in any order is below 2^63 with them
 scales = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+
+
+@st.composite
+def strides_apart(draw: st.DrawFn, sizes: tuple[int, int], width: int) -> tuple[int, int, int]:
+    """Strides of pages and, in either order of nesting, of the two dimensions in them, with gaps between all."""
+    inner, taken = [0, 0], width
+    for at in draw(st.permutations((0, 1))):
+        inner[at] = taken + draw(gaps)
+        taken += inner[at] * (sizes[at] - 1)
+    return (taken + draw(gaps), *inner)
 
 
 @st.composite
 def specs(draw: st.DrawFn) -> AttentionSpec:
     kv_heads, dtype = draw(st.integers(1, 64)), draw(st.sampled_from(("bf16", "fp16", "fp32")))
+    k_width, v_width = (8 * draw(st.integers(1, 64)) for _ in "kv")
+    page_size, layout = draw(counts), draw(st.sampled_from(("NHD", "HND")))
+    sizes = (page_size, kv_heads) if layout == "NHD" else (kv_heads, page_size)
     return AttentionSpec(
         num_qo_heads=kv_heads * draw(st.integers(1, 32)),
         num_kv_heads=kv_heads,
-        head_dim_qk=8 * draw(st.integers(1, 64)),
-        head_dim_vo=8 * draw(st.integers(1, 64)),
-        page_size=draw(counts),
+        head_dim_qk=k_width,
+        head_dim_vo=v_width,
+        page_size=page_size,
         num_layers=draw(counts),
         dtype=dtype,
         kv_dtype=draw(st.sampled_from((dtype, "fp8_e4m3"))),
-        kv_layout=draw(st.sampled_from(("NHD", "HND"))),
-        kv_strides=draw(st.none() | st.tuples(counts, counts, counts)),
+        kv_layout=layout,
+        kv_strides=draw(st.none() | strides_apart(sizes, max(k_width, v_width))),
         k_scale=draw(scales),
         v_scale=draw(scales),
         sm_scale=draw(st.none() | scales),
@@ -123,6 +140,99 @@ def test_each_activation_type_goes_with_a_cache_of_its_own_or_of_fp8(dtype: str)
 def test_strides_that_are_not_three_whole_numbers_above_0_are_refused(strides: object) -> None:
     with pytest.raises(SpecError, match=r"^kv_strides="):
         make_spec(kv_strides=strides)
+
+
+# --- slots that overlap
+
+
+def accepts(**changes: Any) -> bool:
+    """Whether there is such a spec. Any refusal but that of overlapping slots is an error."""
+    try:
+        make_spec(**changes)
+    except SpecError as error:
+        assert "slots overlap" in str(error)
+        return False
+    return True
+
+
+def test_strides_that_lay_all_slots_on_each_other_are_refused_by_name() -> None:
+    with pytest.raises(SpecError, match=r"^kv_strides=\(1, 1, 1\): slots overlap"):
+        make_spec(kv_strides=(1, 1, 1))
+
+
+# Of 16 tokens of 2 heads of 64 values, each stride just holds what is inside it: 64, then 2 x 64 or 16 x 64, then all.
+@pytest.mark.parametrize(("layout", "dense"), [("NHD", (2048, 128, 64)), ("HND", (2048, 1024, 64))])
+def test_dense_pages_are_accepted_and_an_element_less_in_any_stride_is_not(
+    layout: str, dense: tuple[int, int, int]
+) -> None:
+    assert accepts(kv_layout=layout, kv_strides=dense)
+    for at in range(3):
+        short = tuple(stride - (i == at) for i, stride in enumerate(dense))
+        assert not accepts(kv_layout=layout, kv_strides=short), short
+
+
+# K and V of a slot side by side, 128 apart. The last slot of a head or page has no V of its own behind it: 64 less.
+@pytest.mark.parametrize(("layout", "token", "head"), [("HND", 2, 1), ("NHD", 1, 2)])
+def test_k_and_v_packed_in_a_slot_are_accepted_until_a_page_or_head_is_an_element_short(
+    layout: str, token: int, head: int
+) -> None:
+    def packed(page_stride: int, head_stride: int) -> bool:
+        strides = [page_stride, 0, 0]
+        strides[token], strides[head] = 128, head_stride
+        return accepts(kv_layout=layout, kv_strides=tuple(strides))
+
+    assert packed(2 * 16 * 128, 16 * 128)
+    assert packed(2 * 16 * 128 - 64, 16 * 128)
+    assert not packed(2 * 16 * 128 - 65, 16 * 128)
+    assert packed(2 * 16 * 128, 16 * 128 - 64)
+    assert not packed(2 * 16 * 128, 16 * 128 - 65)
+
+
+@pytest.mark.parametrize(("layout", "strides"), [("NHD", (2048, 64, 1024)), ("HND", (2048, 64, 128))])
+def test_tokens_and_heads_may_lie_in_either_order(layout: str, strides: tuple[int, int, int]) -> None:
+    assert accepts(kv_layout=layout, kv_strides=strides)
+
+
+@pytest.mark.parametrize("widths", [{"head_dim_qk": 192, "head_dim_vo": 128}, {"head_dim_qk": 128, "head_dim_vo": 192}])
+def test_slots_hold_the_wider_of_k_and_v(widths: dict[str, int]) -> None:
+    assert accepts(kv_strides=(16 * 384, 384, 192), **widths)
+    assert not accepts(kv_strides=(16 * 384, 384, 191), **widths)
+
+
+# Views that torch makes where a rank has one KV head, or a page one token, may have any stride there: none is stepped.
+@pytest.mark.parametrize("stride", [1, 64, 10**9])
+@pytest.mark.parametrize(
+    ("changes", "strides"),
+    [
+        ({"num_kv_heads": 1, "kv_layout": "NHD"}, (1024, 64, None)),
+        ({"num_kv_heads": 1, "kv_layout": "HND"}, (1024, None, 64)),
+        ({"page_size": 1, "kv_layout": "NHD"}, (128, None, 64)),
+        ({"page_size": 1, "kv_layout": "HND"}, (128, 64, None)),
+    ],
+)
+def test_the_stride_of_a_single_head_or_token_lays_nothing_on_anything(
+    changes: dict[str, Any], strides: tuple[int | None, ...], stride: int
+) -> None:
+    given_strides = tuple(stride if each is None else each for each in strides)
+    assert accepts(kv_strides=given_strides, **changes)
+    assert not accepts(kv_strides=(given_strides[0] - 1, *given_strides[1:]), **changes)
+
+
+def addresses(pages: int, sizes: tuple[int, int], width: int, strides: tuple[int, ...]) -> Iterator[int]:
+    """Every element of so many pages."""
+    shape = (pages, *sizes, width)
+    return iter(np.tensordot((*strides, 1), np.indices(shape), axes=1).ravel().tolist())
+
+
+@pytest.mark.parametrize(("layout", "sizes"), [("NHD", (3, 2)), ("HND", (2, 3))])
+def test_no_two_elements_share_memory_in_any_cache_that_is_accepted(layout: str, sizes: tuple[int, int]) -> None:
+    shape = {"num_kv_heads": 2, "page_size": 3, "head_dim_qk": 8, "head_dim_vo": 8, "kv_layout": layout}
+    every = list(product((40, 47, 48, 56, 64), *[(7, 8, 12, 15, 16, 17, 23, 24, 32)] * 2))
+    accepted = [strides for strides in every if accepts(kv_strides=strides, **shape)]
+    for strides in accepted:
+        elements = list(addresses(4, sizes, 8, strides))
+        assert len(set(elements)) == len(elements), strides
+    assert set(strides[1] < strides[2] for strides in accepted) == {False, True}  # both orders were among them
 
 
 # --- what follows from it

@@ -6,11 +6,13 @@ import logging
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import dispatch.tuner
+from dispatch.backends import Support
 from dispatch.config import DispatchConfig
 from dispatch.decision import Reason
 from dispatch.errors import ConfigError, MeasureError, RegistryError
@@ -102,13 +104,46 @@ def test_where_no_backend_serves_the_layer_the_error_lists_every_reason(scripted
         scripted({"a": 100}, ask=request(exclude=("a",)))
 
 
-@pytest.mark.parametrize("method", ["tactics", "workspace_bytes"])
-def test_a_backend_that_breaks_its_word_while_it_is_asked_loses_itself_alone(scripted, method):
+RUDE = {
+    "tactics that raise": {"tactics": lambda self, *a: 1 / 0},
+    "no tactics": {"tactics": lambda self, *a: ()},
+    "tactics that are None": {"tactics": lambda self, *a: None},
+    "a first tactic that is not the plain one": {"tactics": lambda self, *a: ("splits=2", "")},
+    "a tactic twice": {"tactics": lambda self, *a: ("", "splits=2", "splits=2")},
+    "a tactic that is no text": {"tactics": lambda self, *a: ("", 3)},
+    "a tactic that cannot be read": {"tactics": lambda self, *a: ("", "splits=two")},
+    "a tactic as long as what is served": {"tactics": lambda self, *a: ("", "max_kv=512")},
+    "a tactic for no tokens": {"tactics": lambda self, *a: ("", "max_kv=0")},
+    "a workspace that raises": {"workspace_bytes": lambda self, *a: 1 / 0},
+    "a workspace that is no number": {"workspace_bytes": lambda self, *a: "much"},
+    "no family": {"family": None},
+    "a family that is a list": {"family": ["x"]},
+    "no distribution": {"distribution": None},
+    "an empty distribution": {"distribution": ""},
+    "support() that raises": {"support": lambda self, *a: 1 / 0},
+    "support() that is a bool": {"support": lambda self, *a: True},
+    "support() without a text": {"support": lambda self, *a: Support(False, None)},
+    "an error while it is built": {"build": lambda self, *a: 1 / 0},
+    "an implementation that is None": {"build": lambda self, *a: None},
+}
+
+
+@pytest.mark.parametrize("how", RUDE)
+def test_a_backend_that_breaks_its_word_loses_itself_alone_and_the_plan_says_so(obtain, how):
     rude = backend("rude")
-    setattr(rude, method, lambda self, *args: 1 / 0)
-    plan, _ = scripted({"a": 100, "b": 80}, backend("a"), rude, backend("b"))
-    assert set(winners(plan).values()) == {"b"}
-    assert plan.refused == {"rude": "broken: ZeroDivisionError: division by zero"}
+    for name, value in RUDE[how].items():
+        setattr(rude, name, value)
+    found = obtain({"a": 100, "b": 80, "rude": 1}, backends=[backend("a"), rude, backend("b")])
+    assert set(winners(found.plan).values()) == {"b"}
+    assert "rude" in found.plan.refused or {e.candidate for e in found.plan.excluded} == {"rude"}
+    assert obtain({"a": 100, "b": 80, "rude": 1}, backends=[backend("a"), rude, backend("b")]).plan == found.plan
+
+
+def test_something_that_is_no_backend_is_refused(obtain):
+    registry = registry_of(backend("a"), backend("b"))
+    registry.register("rude", lambda: dict)
+    found = obtain({"a": 100, "b": 80}, registry=registry)
+    assert "dict is not a dispatch.Backend" in found.plan.refused["rude"]
 
 
 def test_one_candidate_is_not_measured_because_there_is_nothing_to_choose(scripted):
@@ -119,7 +154,7 @@ def test_one_candidate_is_not_measured_because_there_is_nothing_to_choose(script
 
 
 def test_a_bucket_above_the_capacity_is_left_to_the_default_and_said_so(scripted):
-    plan, _ = scripted({"a": 100, "b": 80}, ask=request(buckets=(1, 200)))  # 200 rows of 64 are 12800 tokens
+    plan, _ = scripted({"a": 100, "b": 80}, ask=request(buckets=(1, 200), capacity=199))
     assert plan.unmeasured == {200: ABOVE_CAPACITY}
     assert not plan.is_partial
 
@@ -150,7 +185,7 @@ def test_when_the_budget_ends_measured_buckets_are_planned_and_the_rest_is_resum
     assert plan.unmeasured == {4: TIME_BUDGET_OVER}
     assert plan.is_partial
     monkeypatch.undo()
-    later, all_samples = scripted({"a": 100, "b": 120}, ask=request(), resume=samples)
+    later, all_samples = scripted({"a": 100, "b": 120}, ask=request(), stored=samples)
     assert winners(later) == {1: "b", 4: "a"}  # bucket 1 keeps what was measured first
     assert [b.bucket for b in all_samples.buckets] == [1, 4]
 
@@ -160,7 +195,8 @@ def test_a_default_with_wrong_numbers_stays_the_default_with_a_warning(scripted,
     with caplog.at_level(logging.WARNING):
         plan, _ = scripted({"a": 100, "b": 50}, wrong, backend("b"))
     assert plan.boxes == ()
-    assert all(reason.startswith("the default a: random: row 0") for reason in plan.unmeasured.values())
+    assert all("wrong numbers: the default a: random: row " in reason for reason in plan.unmeasured.values())
+    assert not plan.is_partial
     assert "bucket 1 keeps its default, which failed" in caplog.text
 
 
@@ -187,13 +223,13 @@ def obtain(scripted, monkeypatch, tmp_path):
     measured = []
     real = dispatch.obtain.tune
 
-    def run(times, ask=None, force=False, store=None):
+    def run(times, ask=None, force=False, store=None, backends=None, registry=None):
         def layer_us(name, lengths, sample):
             return times[name]
 
         monkeypatch.setattr(dispatch.tuner, "timer_for", lambda device: ScriptedTimer(layer_us))
         monkeypatch.setattr(dispatch.obtain, "tune", lambda *a, **k: measured.append(1) or real(*a, **k))
-        registry = registry_of(*(backend(name) for name in times))
+        registry = registry or registry_of(*(backends or [backend(name) for name in times]))
         where = Store(tmp_path) if store is None else store
         return obtain_plan(ask or request(), CPU, registry, where, lambda *a: None, force)
 
@@ -238,6 +274,67 @@ def test_a_partial_plan_is_resumed_by_the_next_run(obtain, monkeypatch):
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: 0)
     whole = obtain({"a": 100, "b": 120}, ask=request(time_budget_s=2.5))
     assert winners(whole.plan) == {1: "b", 4: "a"}
+
+
+def test_force_whose_budget_ends_keeps_what_was_stored_of_the_buckets_that_it_did_not_reach(obtain, monkeypatch):
+    obtain({"a": 100, "b": 80})
+    clock = iter(range(10_000))
+    monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
+    again = obtain({"a": 100, "b": 120}, force=True, ask=request(time_budget_s=2.5))
+    assert winners(again.plan) == {1: "a", 4: "b"}
+    assert not again.plan.is_partial
+
+
+@pytest.mark.parametrize(("rounds", "kept"), [(12, True), (11, False)])
+def test_a_bucket_is_kept_when_the_budget_ends_after_the_rounds_that_the_rule_needs(
+    scripted, monkeypatch, rounds, kept
+):
+    ask = request(buckets=(1,), max_seq_len=8)  # points 1, 2, 4, 8 and one profile: 4 cells, 3 timed arms a cell
+    clock = iter(range(10_000))
+    monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)  # one look at the clock
+    looks = iter([0, 0, 0])  # the start, before the bucket, after it: the budget has ended by then
+    monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(looks, 10_000))
+    ask = replace(ask, config=DispatchConfig(time_budget_s=rounds * 4 * 3 + 1.5))
+    looks = iter([0, 0])
+    plan, _ = scripted({"a": 100, "b": 80}, ask=ask)
+    assert (winners(plan) == {1: "b"}) is kept
+    assert plan.is_partial is not kept
+
+
+def test_a_default_that_cannot_run_now_is_tried_again_by_the_next_run(obtain, caplog):
+    broken = [backend("a", build_error=RuntimeError("CUDA out of memory")), backend("b")]
+    first = obtain({"a": 100, "b": 80}, backends=broken)
+    assert first.plan.is_partial
+    assert "CUDA out of memory" in caplog.text
+    assert winners(obtain({"a": 100, "b": 80}).plan) == {1: "b", 4: "b"}
+
+
+def test_a_candidate_that_fails_after_the_gate_costs_its_bucket_and_nothing_else(obtain):
+    def later(impl, q, out):
+        impl.count = getattr(impl, "count", 0) + 1
+        if impl.count > 200:
+            raise RuntimeError("illegal access")
+
+    found = obtain({"a": 100, "b": 80}, backends=[backend("a"), backend("b", after=later)])
+    assert found.plan.default == "a"
+
+
+def test_memory_that_is_not_there_is_an_error_of_the_packages_own(obtain, monkeypatch):
+    def full(*args):
+        raise RuntimeError("CUDA out of memory. Tried to allocate\nmore")
+
+    monkeypatch.setattr(dispatch.bench.harness, "PagedPool", full)
+    with pytest.raises(MeasureError, match=r"no memory to measure with: CUDA out of memory\. Tried to allocate$"):
+        obtain({"a": 100, "b": 80})
+
+
+def test_a_default_that_has_no_valid_time_is_said_so(scripted):
+    plan, _ = scripted({"a": 0.0, "b": 80})
+    assert plan.boxes == ()
+    assert set(plan.unmeasured.values()) == {"the default has no valid time"}
 
 
 def test_force_measures_a_partial_plan_from_its_beginning(obtain, monkeypatch):

@@ -60,13 +60,12 @@ class DecodeImpl(ABC):
 
 
 class Backend(ABC):
-    """A kernel family under its one explicit name.
+    """A kernel family, registered under its one explicit name.
 
     `family`: backends that may share a scratch. `distribution`: the installed package whose version is part of a
     stored plan's key.
     """
 
-    name: ClassVar[str]
     family: ClassVar[str]
     distribution: ClassVar[str]
 
@@ -74,8 +73,11 @@ class Backend(ABC):
     def support(self, spec: AttentionSpec, device: DeviceFingerprint) -> Support:
         """Static: launches nothing, allocates nothing, never raises. What it does not know, it refuses."""
 
-    def tactics(self, spec: AttentionSpec, batch_size: int) -> tuple[str, ...]:
-        """Values of the backend's own knobs worth measuring, as Candidate.tactic; the plainest first."""
+    def tactics(self, spec: AttentionSpec, device: DeviceFingerprint, batch_size: int, max_kv: int) -> tuple[str, ...]:
+        """Values of the backend's own knobs worth measuring, as Candidate.tactic: "" first, then others, each once.
+
+        A tactic "max_kv=..." is for shorter requests than the `max_kv` that is served.
+        """
         return ("",)
 
     def workspace_bytes(self, spec: AttentionSpec, batch_size: int, max_kv: int) -> int:

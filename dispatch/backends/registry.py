@@ -53,7 +53,7 @@ class Registry:
         self.check([name], "backend")
         if name not in self._loaded:
             try:
-                self._loaded[name] = self._load[name]()()
+                self._loaded[name] = _checked(self._load[name]()())
             except Exception as error:  # a third party's module: whatever it raises refuses it alone
                 self._loaded[name] = f"cannot be imported: {type(error).__name__}: {error}".splitlines()[0]
         backend = self._loaded[name]
@@ -68,7 +68,10 @@ class Registry:
         except RegistryError as error:
             return refuse(str(error))
         try:
-            return backend.support(spec, device)
+            support = backend.support(spec, device)
+            if not (isinstance(support, Support) and isinstance(support.reason, str)):
+                return refuse(f"support() returned {support!r}"[:120])
+            return support
         except Exception as error:  # support() must not raise; a third party's that does loses itself alone
             return refuse(f"support() raised {type(error).__name__}: {error}".splitlines()[0])
 
@@ -78,6 +81,16 @@ class Registry:
             return version(self.get(name).distribution)
         except (PackageNotFoundError, RegistryError):
             return ""
+
+
+def _checked(backend: object) -> Backend:
+    """A backend that keeps to the contract as far as can be seen without calling it. Raises TypeError."""
+    if not isinstance(backend, Backend):
+        raise TypeError(f"{type(backend).__name__} is not a dispatch.Backend")
+    for field in ("family", "distribution"):
+        if not isinstance(getattr(backend, field, None), str) or not getattr(backend, field):
+            raise TypeError(f"{type(backend).__name__}.{field} must be a text")
+    return backend
 
 
 def _importer(target: str) -> Callable[[], type[Backend]]:

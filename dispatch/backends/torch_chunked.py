@@ -18,14 +18,13 @@ DEFAULT_CHUNK = 256  # tokens; K and V of a chunk of 8 heads, d 128, in float32 
 class TorchChunked(Backend):
     """On a CPU, a chunk is read only for the rows that reach it, so that a ragged batch costs what it holds."""
 
-    name = "torch_chunked"
     family = "torch"
     distribution = "torch"
 
     def support(self, spec: AttentionSpec, device: DeviceFingerprint) -> Support:
         return SUPPORTED
 
-    def tactics(self, spec: AttentionSpec, batch_size: int) -> tuple[str, ...]:
+    def tactics(self, spec: AttentionSpec, device: DeviceFingerprint, batch_size: int, max_kv: int) -> tuple[str, ...]:
         return ("", "chunk=512")
 
     def build(

@@ -18,7 +18,6 @@ from dispatch.step import StepInputs
 class TorchSdpa(Backend):
     """Reads every row as far as the longest one."""
 
-    name = "torch_sdpa"
     family = "torch"
     distribution = "torch"
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from dispatch.backends import DecodeImpl, Registry
 from dispatch.bench.pool import Chain, PagedPool, page_bytes
 from dispatch.bench.profiles import SEED, PlannedCell
-from dispatch.bench.timer import Recording, Timer
+from dispatch.bench.timer import Recording, StepTime, Timer
 from dispatch.candidate import Candidate
 from dispatch.decision import Reason
 from dispatch.errors import MeasureError
 from dispatch.gate import Gate
 from dispatch.gate_inputs import gate_pages
-from dispatch.samples import PARTS, TWIN, BucketSamples, Exclusion
+from dispatch.samples import LONGEST_US, PARTS, TWIN, BucketSamples, Exclusion, log_of_times
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
 from dispatch.workspace import Workspaces
@@ -35,6 +35,10 @@ Planned = Mapping[int, Sequence[PlannedCell]]
 
 class DefaultFailed(MeasureError):
     """The default cannot be built, or its numbers are wrong: nothing can be decided against it."""
+
+    def __init__(self, message: str, reason: Reason) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass
@@ -76,6 +80,7 @@ class Bench:
         self.registry, self.timer, self.device = registry, timer, device
         pages = max(_most_pages(spec, bucket, cells, max_kv) for bucket, cells in planned.items())
         layer_bytes = (pages + 1) * page_bytes(spec)
+        free_bytes -= sum(workspace_bytes.values())
         if layer_bytes > free_bytes:
             raise MeasureError(f"one layer's pages need {layer_bytes >> 20} MiB; {free_bytes >> 20} MiB are free")
         self.pool = PagedPool(spec, pages, min(timer.chain_layers, free_bytes // layer_bytes), device)
@@ -104,27 +109,26 @@ class Bench:
 
     def _prove(self, names: Sequence[str], inputs: StepInputs, chain: Chain, exclusions: list[Exclusion]) -> list[_Arm]:
         """Build, record and gate every candidate; those that fail are excluded with their reason."""
-        limits = [limit for name in names if name != TWIN and (limit := Candidate.parse(name).max_kv)]
-        gate = Gate(self.pool, inputs, chain, min([self.max_kv, *limits]))
         arms: list[_Arm] = []
-        try:
-            for i, name in enumerate(names):
-                candidate = Candidate.parse(names[0] if name == TWIN else name)
+        candidates = [Candidate.parse(names[0] if name == TWIN else name) for name in names]
+        limits = [candidate.max_kv or self.max_kv for candidate in candidates]
+        for limit in dict.fromkeys(limits):
+            gate = Gate(self.pool, inputs, chain, limit)
+            ready = []
+            for i in (i for i, its in enumerate(limits) if its == limit):
+                gate.load_first()
                 try:
-                    impl = self._build(len(inputs.lengths_host), candidate)
-                    arm = _Arm(i, name, self.timer.record(impl, inputs, chain), candidate.max_kv or self.max_kv)
-                    wrong = gate.check(arm.recording)
+                    impl = self._build(len(inputs.lengths_host), candidates[i])
+                    ready.append(_Arm(i, names[i], self.timer.record(impl, inputs, chain), limit))
                 except Exception as error:  # whatever a backend raises, it loses itself alone
-                    exclusions.append(Exclusion(name, Reason.FAILED, _one_line(error)))
-                else:
-                    if not wrong:
-                        arms.append(arm)
-                        continue
-                    exclusions.append(Exclusion(name, Reason.GATE_FAILED, wrong))
-                if name in (names[0], TWIN):
-                    raise DefaultFailed(f"the default {names[0]}: {exclusions[-1].detail}")
-        finally:
+                    exclusions.append(Exclusion(names[i], Reason.FAILED, _one_line(error)))
+            wrong = gate.check({arm.name: arm.recording for arm in ready})
             gate.restore()
+            exclusions += [Exclusion(name, Reason.GATE_FAILED, why) for name, why in wrong.items() if why]
+            arms += [arm for arm in ready if not wrong[arm.name]]
+        for e in exclusions:
+            if e.candidate in (names[0], TWIN):
+                raise DefaultFailed(f"the default {names[0]}: {e.detail}", e.reason)
         return arms
 
     def _run_rounds(
@@ -149,14 +153,10 @@ class Bench:
                     if not arm.runs(c, longest):
                         continue
                     try:
-                        time = arm.recording.time()
+                        times[:, arm.index, c, round_] = _plausible(arm.recording.time())
                     except Exception as error:
                         arm.failed_cells.add(c)
                         exclusions.append(Exclusion(arm.name, Reason.FAILED, _one_line(error), c))
-                    else:
-                        parts = (time.plan_us, time.begin_us, time.layer_us)
-                        # to a nanosecond; what a timer subtracts may leave a part of nothing just below 0
-                        times[:, arm.index, c, round_] = np.maximum(np.round(parts, 3), 0)
                 progress((round_ * len(cells) + c + 1) * times.shape[1])
             if round_ + 1 == ROUNDS_BEFORE_DROP:
                 exclusions += self._drop(arms, times)
@@ -176,15 +176,23 @@ class Bench:
     def _drop(self, arms: Sequence[_Arm], times: Times) -> list[Exclusion]:
         """Stop the arms that lost to the default in every cell of every round so far by over 10%."""
         plan, begin, layer = times[..., :ROUNDS_BEFORE_DROP]
-        step = plan + begin + self.spec.num_layers * layer
+        log_step = log_of_times(plan + begin + self.spec.num_layers * layer)
         dropped = []
         for arm in arms:
-            ratio = np.log(step[arm.index] / step[0])
+            ratio = log_step[arm.index] - log_step[0]
             if bool((ratio > DROP_LOG_RATIO).all()) and arm.name != TWIN:
                 arm.dropped = True
                 times_slower = float(np.exp(np.median(ratio)))
                 dropped.append(Exclusion(arm.name, Reason.DROPPED, f"{times_slower:.2f} times the default's time"))
         return dropped
+
+
+def _plausible(time: StepTime) -> tuple[float, ...]:
+    """The parts to a nanosecond. What a timer subtracts may leave a part of nothing just below 0: that is 0."""
+    parts = (time.plan_us, time.begin_us, time.layer_us)
+    if not all(part < LONGEST_US for part in parts):
+        raise MeasureError(f"times that cannot be: {parts}")
+    return tuple(max(0.0, round(part, 3)) for part in parts)
 
 
 def _most_pages(spec: AttentionSpec, bucket: int, cells: Sequence[PlannedCell], max_kv: int) -> int:

@@ -21,12 +21,20 @@ _CHUNK_PAGES = 4096  # random numbers are drawn in pieces, so that a large pool 
 
 @dataclass(frozen=True)
 class Chain:
-    """What the layers of a step work on: one q, and for each layer its own KV cache and output."""
+    """What the layers of a step work on: one q, and for each layer its own KV cache and output.
+
+    `guarded_outs`: each output with a row before and a row behind it, which nothing may write to.
+    """
 
     q: torch.Tensor
     kv_caches: tuple[KVCache, ...]
-    outs: tuple[torch.Tensor, ...]
+    guarded_outs: tuple[torch.Tensor, ...]
     sinks: torch.Tensor | None
+
+    @property
+    def outs(self) -> tuple[torch.Tensor, ...]:
+        """[batch, num_qo_heads, head_dim_vo] of each layer."""
+        return tuple(whole[1:-1] for whole in self.guarded_outs)
 
 
 class PagedPool:
@@ -38,6 +46,14 @@ class PagedPool:
         self.kv_caches = tuple(
             (self._pages(spec.head_dim_qk), self._pages(spec.head_dim_vo)) for _ in range(num_layers)
         )
+        self.randomise(num_pages + 1)
+
+    def randomise(self, count: int) -> None:
+        """Fill the first pages of every layer with unit normals."""
+        for pages in (pages for cache in self.kv_caches for pages in cache):
+            for start in range(0, count, _CHUNK_PAGES):
+                part = pages[start : min(start + _CHUNK_PAGES, count)]
+                part.copy_(torch.randn(part.shape, generator=self.random, device=self.device, dtype=torch.float32))
 
     def inputs(self, bucket: int, max_kv: int) -> StepInputs:
         """Buffers for a bucket, all rows of length 1 on the reserved page."""
@@ -55,7 +71,7 @@ class PagedPool:
         """Random queries, and outputs, for a bucket."""
         spec, dtype = self.spec, TORCH_DTYPES[self.spec.dtype]
         q = torch.randn(bucket, spec.num_qo_heads, spec.head_dim_qk, generator=self.random, device=self.device)
-        out_shape = (bucket, spec.num_qo_heads, spec.head_dim_vo)
+        out_shape = (bucket + 2, spec.num_qo_heads, spec.head_dim_vo)
         outs = tuple(torch.empty(out_shape, dtype=dtype, device=self.device) for _ in self.kv_caches)
         sinks = None
         if spec.has_sinks:
@@ -82,6 +98,7 @@ class PagedPool:
         for row, pages in enumerate(counts):
             table[row, :pages] = free[taken : taken + pages]
             taken += pages
+        inputs.num_live = len(lengths)
         inputs.lengths_host.copy_(torch.as_tensor(np.asarray(lengths, dtype=np.int32)))
         inputs.lengths.copy_(inputs.lengths_host)
         inputs.block_table.copy_(torch.from_numpy(table))
@@ -92,14 +109,8 @@ class PagedPool:
         shape = (self.num_pages + 1, *inner, head_dim)
         dtype = TORCH_DTYPES[spec.kv_dtype]
         if spec.kv_strides is None:
-            pages = torch.empty(shape, dtype=dtype, device=self.device)
-        else:
-            pages = torch.empty_strided(shape, (*spec.kv_strides, 1), dtype=dtype, device=self.device)
-        for start in range(0, shape[0], _CHUNK_PAGES):
-            part = pages[start : start + _CHUNK_PAGES]
-            drawn = torch.randn(part.shape, generator=self.random, device=self.device, dtype=torch.float32)
-            part.copy_(drawn)
-        return pages
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        return torch.empty_strided(shape, (*spec.kv_strides, 1), dtype=dtype, device=self.device)
 
 
 def raw_bits(pages: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,48 +12,77 @@ from numpy.typing import NDArray
 from dispatch.bench.trace import Trace
 from dispatch.samples import Cell
 
+Lengths = NDArray[np.float64]
+
 SIGMAS = (0.0, 0.3, 0.7, 1.2)  # log-normal; production batches of 8 to 128 have max / mean between 1.4 and 7.3
 SHORTFALL = 0.05  # a cell whose mean falls further short of its point after clipping is not that point
+FULL_STEP = 1.1  # a point for the full server, unless the last one is as near as this
 SEED = 20  # lengths are new each round, and the same in every run: two runs differ by their timings alone
 
 
-class Profile(Protocol):
-    """Draws relative lengths of a full batch."""
+class Profile(ABC):
+    """How the lengths of a full batch spread. `name` is part of a stored plan's key."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
-    def draw(self, rng: np.random.Generator, size: tuple[int, int]) -> NDArray[np.float64]:
+    @abstractmethod
+    def lengths(self, rng: np.random.Generator, rounds: int, batch: int, mean_kv: int, longest: int) -> Lengths:
+        """[rounds, batch] lengths in tokens, of mean `mean_kv` in each round; `longest` is the longest served."""
+
+
+class Drawn(Profile):
+    """A profile of relative lengths, rescaled to the mean."""
+
+    @abstractmethod
+    def draw(self, rng: np.random.Generator, size: tuple[int, int]) -> Lengths:
         """[rounds, batch] positive lengths, in any unit."""
-        ...
+
+    def lengths(self, rng: np.random.Generator, rounds: int, batch: int, mean_kv: int, longest: int) -> Lengths:
+        raw = self.draw(rng, (rounds, batch))
+        scaled: Lengths = raw * (mean_kv / raw.mean(axis=1, keepdims=True))
+        return scaled
 
 
-@dataclass(frozen=True)
-class LogNormal:
+class LogNormal(Drawn):
     """exp(sigma * normal); sigma 0 is equal lengths."""
 
-    sigma: float
+    def __init__(self, sigma: float) -> None:
+        self.sigma, self.name = sigma, "equal" if sigma == 0 else f"lognormal-{sigma:g}"
 
-    @property
-    def name(self) -> str:
-        return "equal" if self.sigma == 0 else f"lognormal-{self.sigma:g}"
-
-    def draw(self, rng: np.random.Generator, size: tuple[int, int]) -> NDArray[np.float64]:
+    def draw(self, rng: np.random.Generator, size: tuple[int, int]) -> Lengths:
         return np.exp(self.sigma * rng.standard_normal(size))
 
 
-@dataclass(frozen=True)
-class FromTrace:
+class OneLong(Profile):
+    """One request is as long as may be, to nine tenths of the tokens; the others share the rest.
+
+    This is the farthest corner of the region that a plan may claim. Without it, a winner measured at moderate
+    spreads would serve a long request among short ones unmeasured.
+    """
+
+    name = "one-long"
+
+    def lengths(self, rng: np.random.Generator, rounds: int, batch: int, mean_kv: int, longest: int) -> Lengths:
+        tokens = batch * mean_kv
+        long = tokens if batch == 1 else min(0.9 * tokens, longest)
+        lengths = np.full((rounds, batch), (tokens - long) / max(1, batch - 1))
+        lengths[np.arange(rounds), rng.integers(batch, size=rounds)] = long
+        return lengths
+
+
+class FromTrace(Drawn):
     """Lengths as a server that replays the trace sees them at a random decode step.
 
     In a full batch, where a finished request is replaced by the next, a slot holds a request with a probability
     proportional to the steps that it takes, its output tokens, and is equally likely at each of them.
     """
 
-    trace: Trace
-    name: str = "trace"
+    name = "trace"
 
-    def draw(self, rng: np.random.Generator, size: tuple[int, int]) -> NDArray[np.float64]:
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def draw(self, rng: np.random.Generator, size: tuple[int, int]) -> Lengths:
         outputs = self.trace.output_tokens
         request = rng.choice(len(outputs), size=size, p=outputs / outputs.sum())
         generated = rng.integers(1, outputs[request] + 1)
@@ -69,8 +98,8 @@ class PlannedCell:
 
 
 def default_profiles(trace: Trace | None = None) -> tuple[Profile, ...]:
-    """The log-normal profiles, and the user's trace."""
-    general: tuple[Profile, ...] = tuple(LogNormal(sigma) for sigma in SIGMAS)
+    """From equal lengths to one long request, and the user's trace."""
+    general: tuple[Profile, ...] = (*(LogNormal(sigma) for sigma in SIGMAS), OneLong())
     return general if trace is None else (*general, FromTrace(trace))
 
 
@@ -79,18 +108,16 @@ def plan_cells(
 ) -> tuple[PlannedCell, ...]:
     """The cells of a bucket with their lengths, rescaled to each point's mean and clipped at the longest served.
 
-    Left out: cells above the server's KV capacity (tokens), cells that clipping moved off their point, and
-    profiles that give the same lengths as an earlier one (at batch 1, all of them do).
+    Points above the server's KV capacity (tokens) give way to one at a full server. Left out: cells that clipping
+    moved off their point, and profiles that give the same lengths as an earlier one (at batch 1, all of them do).
     """
     planned: list[PlannedCell] = []
-    for i, mean_kv in enumerate(grid):
-        if bucket * mean_kv > capacity:
-            continue
+    for i, mean_kv in enumerate(_points(grid, min(max_seq_len, capacity // bucket))):
         here: list[PlannedCell] = []
         for j, profile in enumerate(profiles):
-            raw = profile.draw(np.random.default_rng([SEED, bucket, i, j]), (rounds, bucket))
-            scaled = raw * (mean_kv / raw.mean(axis=1, keepdims=True))
-            lengths = np.clip(np.rint(scaled), 1, max_seq_len).astype(np.int64)
+            rng = np.random.default_rng([SEED, bucket, i, j])
+            drawn = profile.lengths(rng, rounds, bucket, mean_kv, max_seq_len)
+            lengths = np.clip(np.rint(drawn), 1, max_seq_len).astype(np.int64)
             if lengths.mean() < (1 - SHORTFALL) * mean_kv:
                 continue
             if any(np.array_equal(lengths, other.lengths) for other in here):
@@ -99,3 +126,11 @@ def plan_cells(
             here.append(PlannedCell(Cell(mean_kv, longest, profile.name), lengths))
         planned += here
     return tuple(planned)
+
+
+def _points(grid: Sequence[int], full: int) -> list[int]:
+    """The grid up to `full`, the mean length at which the server is full or requests are longest, and that itself."""
+    points = [mean_kv for mean_kv in grid if mean_kv <= full]
+    if full >= 1 and (not points or full > FULL_STEP * points[-1]):
+        points.append(full)
+    return points

@@ -24,18 +24,20 @@ class BuiltImpls:
     `hits` counts steps by (bucket, candidate), `misses` by (bucket, reason); bucket 0 is a batch above all buckets.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, default: Candidate) -> None:
+        """`default`: what the engine's default implementation is; a box that it won is a hit."""
+        self.default = default
         self.hits: Counter[tuple[int, str]] = Counter()
         self.misses: Counter[tuple[int, str]] = Counter()
-        self._built: dict[tuple[int, str, str], DecodeImpl] = {}
+        self._built: dict[tuple[int, Candidate], DecodeImpl] = {}
 
     def add(self, bucket: int, candidate: Candidate, impl: DecodeImpl) -> None:
         """Have `impl` serve the candidate in a bucket."""
-        self._built[bucket, candidate.backend, candidate.tactic] = impl
+        self._built[bucket, candidate] = impl
 
-    def get(self, bucket: int, backend: str, tactic: str) -> DecodeImpl | None:
+    def get(self, bucket: int, candidate: Candidate) -> DecodeImpl | None:
         """What was built, or None."""
-        return self._built.get((bucket, backend, tactic))
+        return self._built.get((bucket, candidate))
 
     def missed(self, bucket: int, reason: str) -> None:
         """Count a step that the default serves; logged once for each bucket and reason."""
@@ -63,9 +65,10 @@ def prepare_fmha_impl(inputs: StepInputs, plan: BackendPlan, impls: BuiltImpls, 
         place = bisect_left(buckets, live)
         impls.missed(*((buckets[place], OUTSIDE) if place < len(buckets) else (0, ABOVE_BUCKETS)))
         return default
-    impl = impls.get(entry.bucket, entry.backend, entry.tactic)
+    candidate = Candidate(entry.backend, entry.tactic)
+    impl = default if candidate == impls.default else impls.get(entry.bucket, candidate)
     if impl is None:
-        impls.missed(entry.bucket, f"{Candidate(entry.backend, entry.tactic)} is planned and not available")
+        impls.missed(entry.bucket, f"{candidate} is planned and not available")
         return default
-    impls.hits[entry.bucket, str(Candidate(entry.backend, entry.tactic))] += 1
+    impls.hits[entry.bucket, str(candidate)] += 1
     return impl
