@@ -77,10 +77,8 @@ class AttentionSpec:
         inner = (self.page_size, self.num_kv_heads)
         sizes = inner if self.kv_layout == "NHD" else inner[::-1]
         extent = max(self.head_dim_qk, self.head_dim_vo)
-        several = (
-            each for each in zip(strides[1:], sizes, strict=True) if each[1] > 1
-        )  # torch may give one any stride
-        for stride, size in (*sorted(several), (strides[0], 1)):
+        stepped = (each for each in zip(strides[1:], sizes, strict=True) if each[1] > 1)  # torch: size 1, any stride
+        for stride, size in (*sorted(stepped), (strides[0], 1)):
             if stride < extent:
                 raise SpecError(f"kv_strides={strides}: slots overlap, a stride of {stride} onto {extent} elements")
             extent += stride * (size - 1)

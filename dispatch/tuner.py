@@ -38,13 +38,12 @@ def silent(done: int, total: int, what: str) -> None:
 
 
 def timer_for(device: DeviceFingerprint) -> Timer:
-    """The timer of a kind of device. Raises MeasureError where there is none."""
+    """The timer of a kind of device."""
     if device.kind == "cpu":
         return CpuTimer()
-    raise MeasureError(
-        f"measuring on {device.name} needs the GPU timer, which this version does not have yet;"
-        " --device cpu measures the CPU"
-    )
+    from dispatch.bench.cuda_timer import CudaTimer
+
+    return CudaTimer(torch.device(device.kind))
 
 
 def tune(

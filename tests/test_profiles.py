@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -12,8 +11,10 @@ from numpy.typing import NDArray
 
 from dispatch.bench.profiles import (
     SIGMAS,
+    Drawn,
     FromTrace,
     LogNormal,
+    OneLong,
     PlannedCell,
     Profile,
     default_profiles,
@@ -26,12 +27,11 @@ LONGEST = 1 << 20  # no length of these tests comes near it, unless it says so
 PLENTY = 1 << 40
 
 
-@dataclass(frozen=True)
-class Fixed:
+class Fixed(Drawn):
     """The lengths that it was given."""
 
-    raw: tuple[tuple[float, ...], ...]
-    name: str = "fixed"
+    def __init__(self, raw: tuple[tuple[float, ...], ...], name: str = "fixed") -> None:
+        self.raw, self.name = raw, name
 
     def draw(self, rng: np.random.Generator, size: tuple[int, int]) -> NDArray[np.float64]:
         return np.array(self.raw)
@@ -50,10 +50,15 @@ def cells_of(
     grid: tuple[int, ...] = (512, 4096),
     profiles: tuple[Profile, ...] = default_profiles(),
     max_seq_len: int = LONGEST,
-    capacity: int = PLENTY,
+    capacity: int | None = None,
     rounds: int = ROUNDS,
 ) -> tuple[PlannedCell, ...]:
-    return plan_cells(bucket, grid, profiles, max_seq_len, capacity, rounds)
+    """Unless it says so, the server is full at the last point, and no other point is measured."""
+    return plan_cells(bucket, grid, profiles, max_seq_len, capacity or bucket * grid[-1], rounds)
+
+
+def points(cells: tuple[PlannedCell, ...]) -> list[int]:
+    return list(dict.fromkeys(planned.cell.mean_kv for planned in cells))
 
 
 def names(cells: tuple[PlannedCell, ...]) -> list[tuple[int, str]]:
@@ -70,7 +75,7 @@ def drawn(planned: PlannedCell) -> list[list[int]]:
 
 def test_a_cell_is_a_point_and_a_profile_and_has_a_length_a_round_and_request() -> None:
     cells = cells_of(32, profiles=default_profiles(TRACE))
-    every = ["equal", "lognormal-0.3", "lognormal-0.7", "lognormal-1.2", "trace"]
+    every = ["equal", "lognormal-0.3", "lognormal-0.7", "lognormal-1.2", "one-long", "trace"]
     assert names(cells) == [(mean, name) for mean in (512, 4096) for name in every]
     assert {(planned.lengths.shape, planned.lengths.dtype) for planned in cells} == {((ROUNDS, 32), np.dtype(np.int64))}
 
@@ -83,7 +88,7 @@ def test_the_mean_of_every_round_is_the_points_within_rounding(bucket: int) -> N
 
 
 @pytest.mark.parametrize("bucket", [8, 32, 128])
-def test_a_larger_sigma_has_a_longer_longest_request(bucket: int) -> None:
+def test_a_larger_sigma_has_a_longer_longest_request_and_one_long_request_the_longest(bucket: int) -> None:
     # Over 15 rounds chance may turn two medians round; over 400 it does not.
     longest = [planned.cell.max_kv for planned in cells_of(bucket, grid=(4096,), rounds=400)]
     assert longest[0] == 4096
@@ -103,8 +108,9 @@ def test_log_normal_lengths_spread_by_their_sigma() -> None:
 
 def test_the_names_tell_the_profiles_apart() -> None:
     assert [LogNormal(sigma).name for sigma in SIGMAS] == ["equal", "lognormal-0.3", "lognormal-0.7", "lognormal-1.2"]
-    assert [profile.name for profile in default_profiles()] == [LogNormal(sigma).name for sigma in SIGMAS]
-    assert [profile.name for profile in default_profiles(TRACE)][len(SIGMAS) :] == ["trace"]
+    general = [*(LogNormal(sigma).name for sigma in SIGMAS), "one-long"]
+    assert [profile.name for profile in default_profiles()] == general
+    assert [profile.name for profile in default_profiles(TRACE)] == [*general, "trace"]
 
 
 def test_the_longest_request_of_a_cell_is_the_median_over_the_rounds() -> None:
@@ -145,13 +151,115 @@ def test_at_the_longest_served_only_equal_lengths_are_left() -> None:
     assert names(cells_of(32, grid=(4096,), max_seq_len=4096)) == [(4096, "equal")]
 
 
-# --- capacity, and lengths that are there already
+# --- one long request
 
 
-@pytest.mark.parametrize(("capacity", "points"), [(8 * 4096, [512, 4096]), (8 * 4096 - 1, [512]), (8 * 512 - 1, [])])
-def test_points_that_fill_more_than_the_capacity_are_left_out(capacity: int, points: list[int]) -> None:
-    cells = cells_of(8, profiles=(LogNormal(0.3),), capacity=capacity)
-    assert [planned.cell.mean_kv for planned in cells] == points
+def one_long(batch: int, mean_kv: int, longest: int, rounds: int = ROUNDS) -> NDArray[np.float64]:
+    return OneLong().lengths(np.random.default_rng(0), rounds, batch, mean_kv, longest)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8, 32, 128])
+@pytest.mark.parametrize("longest", [1000, 1700, 50_000, LONGEST])  # from the mean to above nine tenths of all tokens
+def test_one_long_request_leaves_the_mean_of_every_round_as_it_is(batch: int, longest: int) -> None:
+    lengths = one_long(batch, 1000, longest)
+    assert lengths.shape == (ROUNDS, batch)
+    assert np.abs(lengths.mean(axis=1) - 1000).max() < 1e-9
+
+
+# 8 requests of 1000 are 8000 tokens: nine tenths are 7200, and 800 are left for 7 requests.
+@pytest.mark.parametrize(
+    ("longest", "long"), [(LONGEST, 7200), (7201, 7200), (7200, 7200), (7199, 7199), (4096, 4096), (1001, 1001)]
+)
+def test_one_request_has_nine_tenths_of_the_tokens_or_is_the_longest_served(longest: int, long: int) -> None:
+    lengths = np.sort(one_long(8, 1000, longest), axis=1)
+    assert lengths[:, -1].tolist() == [long] * ROUNDS
+    assert np.abs(lengths[:, :-1] - (8000 - long) / 7).max() < 1e-9
+
+
+def test_the_long_request_is_any_of_the_batch_from_round_to_round() -> None:
+    # 800 rounds: each of 8 requests is it 100 times, within 4 * sqrt(800 * 1/8 * 7/8) = 38.
+    times = np.bincount(one_long(8, 1000, LONGEST, rounds=800).argmax(axis=1), minlength=8)
+    assert np.abs(times - 100).max() <= 38
+
+
+def test_one_request_alone_is_as_long_as_the_mean() -> None:
+    assert one_long(1, 1000, LONGEST).tolist() == [[1000]] * ROUNDS
+
+
+def test_where_the_mean_is_the_longest_served_no_request_is_longer_than_another() -> None:
+    assert one_long(8, 1000, 1000).tolist() == [[1000] * 8] * ROUNDS
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 8, 128])
+@pytest.mark.parametrize("mean_kv", [1, 10, 1000])
+def test_with_one_long_request_none_is_longer_than_the_longest_served(batch: int, mean_kv: int) -> None:
+    for longest in (mean_kv, mean_kv + 1, 2 * mean_kv, 100 * mean_kv):
+        assert one_long(batch, mean_kv, longest).max() <= longest
+
+
+def test_a_cell_of_one_long_request_tells_its_length() -> None:
+    cells = [*cells_of(8, (1000,), (OneLong(),)), *cells_of(8, (1000,), (OneLong(),), max_seq_len=4096)]
+    assert [planned.cell.max_kv for planned in cells] == [7200, 4096]
+
+
+# --- the full server
+
+
+@pytest.mark.parametrize(
+    ("capacity", "expected"),
+    [
+        (8 * 4096, [512, 4096]),
+        (8 * 4096 - 1, [512, 4095]),  # 4095 tokens for each of 8 requests, and 7 that are no whole token each
+        (8 * 4095 - 1, [512, 4094]),
+        (8 * 512, [512]),
+        (8 * 512 - 1, [511]),
+        (8, [1]),
+        (7, []),
+    ],
+)
+def test_a_point_above_the_capacity_gives_way_to_the_full_server(capacity: int, expected: list[int]) -> None:
+    assert points(cells_of(8, profiles=(LogNormal(0.3),), capacity=capacity)) == expected
+
+
+@pytest.mark.parametrize("grid", [(128, 1024, 65536), (128, 1024, 8192, 65536)])
+def test_all_points_above_the_capacity_give_way_to_one(grid: tuple[int, ...]) -> None:
+    assert points(cells_of(32, grid, capacity=128_000)) == [128, 1024, 4000]
+
+
+def test_a_bucket_with_no_point_within_the_capacity_is_measured_at_the_full_server_alone() -> None:
+    cells = cells_of(32, grid=(8192, 65536), capacity=128_000)
+    assert names(cells) == [(4000, profile.name) for profile in default_profiles()]
+
+
+def test_a_bucket_of_more_requests_than_the_server_has_tokens_is_not_measured() -> None:
+    assert cells_of(32, capacity=31) == ()
+    assert points(cells_of(32, profiles=(LogNormal(0.0),), capacity=32)) == [1]
+
+
+# 1100 is 10% above 1000
+@pytest.mark.parametrize(("full", "expected"), [(1001, [1000]), (1100, [1000]), (1101, [1000, 1101])])
+def test_a_full_server_within_10_percent_of_the_last_point_is_that_point(full: int, expected: list[int]) -> None:
+    assert points(cells_of(8, grid=(1000, 65536), capacity=8 * full)) == expected
+
+
+def test_the_distance_of_a_full_server_is_that_from_the_last_point_within_it() -> None:
+    assert points(cells_of(8, grid=(100, 1000, 1050), capacity=8 * 1049)) == [100, 1000]
+    assert points(cells_of(8, grid=(100, 1000, 1050), capacity=8 * 1050)) == [100, 1000, 1050]  # a point as it is
+
+
+def test_a_server_that_holds_every_request_at_its_longest_is_measured_up_to_there_and_no_further() -> None:
+    assert points(cells_of(8, grid=(512, 4096), max_seq_len=4096, capacity=PLENTY)) == [512, 4096]
+    assert points(cells_of(8, grid=(512, 8192), max_seq_len=4096, capacity=PLENTY)) == [512, 4096]
+
+
+def test_the_requests_of_a_full_server_have_all_its_tokens() -> None:
+    cells = cells_of(32, grid=(65536,), profiles=default_profiles(TRACE), capacity=128_000)
+    tokens = np.stack([planned.lengths.sum(axis=1) for planned in cells])
+    assert tokens[0].tolist() == [128_000] * ROUNDS  # equal lengths
+    assert np.abs(tokens - 128_000).max() <= 32 / 2  # each length is rounded to a token
+
+
+# --- lengths that are there already
 
 
 def test_a_batch_of_one_has_one_cell_a_point_because_all_its_lengths_are_the_mean() -> None:
@@ -179,11 +287,12 @@ def test_two_runs_draw_the_same_lengths() -> None:
 
 
 def test_cells_that_are_left_out_change_no_others() -> None:
-    every = {name: drawn(planned) for planned in cells_of(32) for name in names((planned,))}
-    fewer = cells_of(32, capacity=32 * 4095)
-    assert {name: drawn(planned) for planned in fewer for name in names((planned,))} == {
-        (mean, name): lengths for (mean, name), lengths in every.items() if mean == 512
-    }
+    def at_512(cells: tuple[PlannedCell, ...]) -> list[list[list[int]]]:
+        return [drawn(planned) for planned in cells if planned.cell.mean_kv == 512]
+
+    every, fewer, full = cells_of(32), cells_of(32, grid=(512,)), cells_of(32, capacity=32 * 4095)
+    assert [points(cells) for cells in (every, fewer, full)] == [[512, 4096], [512], [512, 4095]]
+    assert at_512(every) == at_512(fewer) == at_512(full)
 
 
 def test_a_trace_changes_no_general_cell() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -32,7 +31,7 @@ def strides_apart(draw: st.DrawFn, sizes: tuple[int, int], width: int) -> tuple[
     for at in draw(st.permutations((0, 1))):
         inner[at] = taken + draw(gaps)
         taken += inner[at] * (sizes[at] - 1)
-    return (taken + draw(gaps), *inner)
+    return taken + draw(gaps), inner[0], inner[1]
 
 
 @st.composite
@@ -218,10 +217,10 @@ def test_the_stride_of_a_single_head_or_token_lays_nothing_on_anything(
     assert not accepts(kv_strides=(given_strides[0] - 1, *given_strides[1:]), **changes)
 
 
-def addresses(pages: int, sizes: tuple[int, int], width: int, strides: tuple[int, ...]) -> Iterator[int]:
-    """Every element of so many pages."""
-    shape = (pages, *sizes, width)
-    return iter(np.tensordot((*strides, 1), np.indices(shape), axes=1).ravel().tolist())
+def addresses(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
+    """Where each element lies."""
+    places: list[int] = np.tensordot((*strides, 1), np.indices(shape), axes=1).ravel().tolist()
+    return places
 
 
 @pytest.mark.parametrize(("layout", "sizes"), [("NHD", (3, 2)), ("HND", (2, 3))])
@@ -230,9 +229,9 @@ def test_no_two_elements_share_memory_in_any_cache_that_is_accepted(layout: str,
     every = list(product((40, 47, 48, 56, 64), *[(7, 8, 12, 15, 16, 17, 23, 24, 32)] * 2))
     accepted = [strides for strides in every if accepts(kv_strides=strides, **shape)]
     for strides in accepted:
-        elements = list(addresses(4, sizes, 8, strides))
+        elements = addresses((4, *sizes, 8), strides)
         assert len(set(elements)) == len(elements), strides
-    assert set(strides[1] < strides[2] for strides in accepted) == {False, True}  # both orders were among them
+    assert {strides[1] < strides[2] for strides in accepted} == {False, True}  # both orders were among them
 
 
 # --- what follows from it

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dispatch.backends import registry
+from dispatch.bench.cuda_timer import CudaTimer
 from dispatch.bench.pool import PagedPool
 from dispatch.candidate import Candidate
 from dispatch.device import current_device
@@ -21,38 +22,13 @@ pytestmark = [
 MAX_KV = 300
 
 
-class Captured:
-    """A step in a CUDA graph, captured with the lengths that its inputs hold now."""
-
-    def __init__(self, impl, inputs, chain):
-        self.impl, self.inputs, self.chain = impl, inputs, chain
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            self.step()
-        side.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.step()
-
-    def step(self):
-        self.impl.begin_step(self.inputs)
-        for kv_cache, out in zip(self.chain.kv_caches, self.chain.outs, strict=True):
-            self.impl.forward(self.chain.q, kv_cache, out, self.chain.sinks)
-
-    def run(self):
-        if self.impl.needs_plan:
-            self.impl.plan(self.inputs)
-        self.graph.replay()
-        torch.cuda.synchronize()
-
-
 @pytest.mark.parametrize("bucket", [1, 8])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_captured_step_passes_the_gate(layer, bucket):
     spec, device = spec_of(**LAYERS[layer]), torch.device("cuda")
     pool = PagedPool(spec, gate_pages(spec, bucket, MAX_KV), 2, device)
     inputs, chain = pool.inputs(bucket, MAX_KV), pool.chain(bucket)
-    gate, recordings = Gate(pool, inputs, chain, MAX_KV), {}
+    gate, recordings, timer = Gate(pool, inputs, chain, MAX_KV), {}, CudaTimer(device)
     for name in registry.names():
         if registry.support(name, spec, current_device()).ok:
             for tactic in registry.get(name).tactics(spec, current_device(), bucket, MAX_KV):
@@ -60,5 +36,5 @@ def test_a_captured_step_passes_the_gate(layer, bucket):
                 scratch = torch.zeros(0, dtype=torch.uint8, device=device)
                 impl = registry.get(name).build(spec, bucket, MAX_KV, scratch, knobs)
                 gate.load_first()
-                recordings[f"{name}[{tactic}]"] = Captured(impl, inputs, chain)
+                recordings[f"{name}[{tactic}]"] = timer.record(impl, inputs, chain)
     assert set(gate.check(recordings).values()) == {""}

@@ -10,11 +10,12 @@ from rich.text import Text
 
 from dispatch.decision import Reason
 from dispatch.plan import StoredPlan
-from dispatch.samples import Samples
+from dispatch.samples import Cell, Samples
 
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red", "bright_green", "bright_cyan")
 DEFAULT_MARK = "·"
 MISS_MARK = " "
+FULL = "full"  # the mean KV of a full server, which differs from bucket to bucket
 
 
 def console() -> Console:
@@ -63,38 +64,33 @@ def heat_map(plan: StoredPlan, samples: Samples) -> list[RenderableType]:
     names = list(dict.fromkeys(d.box.candidate for d in plan.boxes if d.box.candidate != plan.default))
     marks = {name: (chr(ord("A") + i), COLOURS[i % len(COLOURS)]) for i, name in enumerate(names)}
     profiles = list(dict.fromkeys(cell.profile for b in samples.buckets for cell in b.cells))
-    points = sorted({cell.mean_kv for b in samples.buckets for cell in b.cells})
-    grid = Table(title="winners", box=None, padding=(0, 1))
-    grid.add_column("batch", justify="right")
-    for point in points:
-        grid.add_column(str(point), justify="center")
+    grid = plan.key.get("grid", [])
+    table = Table(title="winners", box=None, padding=(0, 1))
+    table.add_column("batch", justify="right")
+    columns = [str(point) for point in grid if any(c.mean_kv == point for b in samples.buckets for c in b.cells)]
+    if any(c.mean_kv not in grid for b in samples.buckets for c in b.cells):
+        columns.append(FULL)
+    for column in columns:
+        table.add_column(column, justify="center")
     for bucket in samples.buckets:
-        maxima = {(cell.mean_kv, cell.profile): cell.max_kv for cell in bucket.cells}
-        grid.add_row(
-            str(bucket.bucket), *(_field(plan, bucket.bucket, point, profiles, maxima, marks) for point in points)
-        )
+        fields: dict[str, dict[str, Cell]] = {}
+        for cell in bucket.cells:
+            fields.setdefault(str(cell.mean_kv) if cell.mean_kv in grid else FULL, {})[cell.profile] = cell
+        row = (_field(plan, bucket.bucket, [fields.get(c, {}).get(p) for p in profiles], marks) for c in columns)
+        table.add_row(str(bucket.bucket), *row)
     legend = Text(f"{DEFAULT_MARK} {plan.default} (the default)")
     for name, (letter, colour) in marks.items():
         legend.append("  ")
         legend.append(letter, style=f"bold {colour}")
         legend.append(f" {name}")
-    return [grid, legend, Text(f"length profiles, left to right: {', '.join(profiles)}", style="dim")]
+    return [table, legend, Text(f"length profiles, left to right: {', '.join(profiles)}", style="dim")]
 
 
-def _field(
-    plan: StoredPlan,
-    bucket: int,
-    point: int,
-    profiles: Sequence[str],
-    maxima: Mapping[tuple[int, str], int],
-    marks: Mapping[str, tuple[str, str]],
-) -> Text:
+def _field(plan: StoredPlan, bucket: int, cells: Sequence[Cell | None], marks: Mapping[str, tuple[str, str]]) -> Text:
     field = Text()
-    for profile in profiles:
-        max_kv = maxima.get((point, profile))
-        box = next(
-            (d.box for d in plan.boxes if d.box.bucket == bucket and max_kv and d.box.holds(point, max_kv)), None
-        )
+    boxes = [d.box for d in plan.boxes if d.box.bucket == bucket]
+    for cell in cells:
+        box = next((box for box in boxes if cell is not None and box.holds(cell.mean_kv, cell.max_kv)), None)
         if box is None:
             field.append(MISS_MARK)
         elif box.candidate in marks:

@@ -1,0 +1,114 @@
+"""The timer for a GPU: CUDA graph replays over a cold cache, with the layers kept apart as a model keeps them."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from dispatch.backends.base import DecodeImpl
+from dispatch.bench.pool import Chain
+from dispatch.bench.timer import StepTime
+from dispatch.step import StepInputs
+
+FLUSH_BYTES = 256 << 20  # above twice the L2 cache of any card so far (60 MB on an H200)
+# A layer's weights that are read between two attention kernels: without, consecutive kernels overlap by programmatic
+# dependent launch, which the matrix products of a model prevent, and the winner changes.
+FILLER_SHAPE = (8192, 4096)  # 64 MiB in 16 bits
+FILLER_ROUNDS = 15
+
+
+class CudaTimer:
+    """Captures a candidate once, for the longest request; lengths are set through metadata, as in production."""
+
+    chain_layers = 8
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
+        self.weights = torch.zeros(FILLER_SHAPE, dtype=torch.bfloat16, device=device)
+        self.hidden = torch.zeros(FILLER_SHAPE[1], dtype=torch.bfloat16, device=device)
+        self.product = torch.empty(FILLER_SHAPE[0], dtype=torch.bfloat16, device=device)
+        # one stream for all captures: cuBLAS keeps a workspace (32 MiB on Hopper) for each stream that it ever saw
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._filler: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def record(self, impl: DecodeImpl, inputs: StepInputs, chain: Chain) -> _Captured:
+        return _Captured(self, impl, inputs, chain)
+
+    def fill(self, layers: int = 1) -> None:
+        """Read what the weights of so many layers would be."""
+        for _ in range(layers):
+            torch.mv(self.weights, self.hidden, out=self.product)
+
+    def filler_us(self, layers: int) -> float:
+        """Microseconds of the filler of so many layers, alone; the median of several replays."""
+        if layers not in self._filler:
+            pool = torch.cuda.graph_pool_handle()
+            self._filler[layers] = self.capture(lambda: self.fill(layers), pool)
+        graph = self._filler[layers]
+        return statistics.median(self.replay_us(graph) for _ in range(FILLER_ROUNDS))
+
+    def capture(self, work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
+        """Run once, so that everything is loaded and compiled, then capture."""
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            work()
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        graph = torch.cuda.CUDAGraph()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # a begin_step may have no work
+            with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+                work()
+        return graph
+
+    def replay_us(self, graph: torch.cuda.CUDAGraph) -> float:
+        """Microseconds of one replay over a cold cache. The flush also hides the launch from the clock."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self.flush.fill_(0)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3
+
+
+class _Captured:
+    """begin_step in a graph of its own, and the chain of layers with their filler in another."""
+
+    def __init__(self, timer: CudaTimer, impl: DecodeImpl, inputs: StepInputs, chain: Chain) -> None:
+        self.timer, self.impl, self.inputs, self.chain = timer, impl, inputs, chain
+        self._plan()
+        # A pool of its own: begin_step may leave tensors in it for the layers, which another candidate's graph would
+        # use as scratch if it shared the pool. Never the engine's.
+        pool = torch.cuda.graph_pool_handle()
+        self.begin = timer.capture(lambda: impl.begin_step(inputs), pool)
+        self.layers = timer.capture(self._forward, pool)
+        self.filler_us = timer.filler_us(len(chain.kv_caches))
+
+    def run(self) -> None:
+        self._plan()
+        self.begin.replay()
+        self.layers.replay()
+        torch.cuda.synchronize(self.timer.device)
+
+    def time(self) -> StepTime:
+        plan_us = self._plan()
+        begin_us = self.timer.replay_us(self.begin)
+        chain_us = self.timer.replay_us(self.layers) - self.filler_us
+        return StepTime(plan_us, begin_us, chain_us / len(self.chain.kv_caches))
+
+    def _plan(self) -> float:
+        start = perf_counter_ns()
+        if self.impl.needs_plan:
+            self.impl.plan(self.inputs)
+        return (perf_counter_ns() - start) / 1e3
+
+    def _forward(self) -> None:
+        for kv_cache, out in zip(self.chain.kv_caches, self.chain.outs, strict=True):
+            self.impl.forward(self.chain.q, kv_cache, out, self.chain.sinks)
+            self.timer.fill()
