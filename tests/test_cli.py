@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -286,3 +287,10 @@ def test_as_a_program_of_its_own_a_mistake_ends_with_status_2_and_no_traceback(t
     assert done.returncode == 2
     assert done.stderr.startswith("Error: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_explain_shows_a_log_ratio_as_a_difference_in_time():
+    from dispatch.cli.explain import _percent
+
+    assert _percent(math.log(0.8), sign=True) == "-20.0%"
+    assert _percent(math.log(1.25), sign=True) == "+25.0%"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,8 @@ def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: in
         return {"data": data, "shown": lines}
     decision = regime.decision
     lines.append(
-        f"a winner must gain {_percent(decision.delta)} (A/A spread {_percent(decision.aa_spread)});"
+        f"a winner's time must be {_percent(-decision.delta)[1:]} less (the default against itself: up to"
+        f" {_percent(decision.aa_spread)});"
         f" {len(regime.cells)} cells decided"
     )
     lines += [_verdicts(regime, bucket, samples.default), _medians(regime, bucket, samples.num_layers)]
@@ -145,7 +147,8 @@ def _medians(regime: Regime, bucket: BucketSamples, num_layers: int) -> Table:
 
 
 def _percent(log_ratio: float, sign: bool = False) -> str:
-    return f"{100 * log_ratio:{'+' if sign else ''}.1f}%"
+    """A log ratio of times as a difference in time."""
+    return f"{100 * math.expm1(log_ratio):{'+' if sign else ''}.1f}%"
 
 
 def _escaped(text: str) -> str:
