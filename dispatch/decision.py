@@ -17,7 +17,7 @@ class Reason(str, enum.Enum):
     BEATEN = "faster than the default, but another was chosen"
     LOWER_PRIORITY = "within the margin of the fastest, and later in priority"
     TOO_FEW_ROUNDS = "too few valid rounds"
-    DROPPED = "over 10% slower than the default in each of the first rounds"
+    DROPPED = "far slower than the default in each of the first rounds"
     GATE_FAILED = "wrong numbers"
     FAILED = "failed while it was built or measured"
     NOT_MEASURED = "not measured"

@@ -37,7 +37,7 @@ def eligible(request: TuneRequest, device: DeviceFingerprint, registry: Registry
     tactics: dict[str, dict[int, tuple[str, ...]]] = {}
     workspace_bytes: dict[str, int] = {}
     refused: dict[str, str] = {}
-    for name in registry.names():
+    for name in registry.priority(device):
         support = registry.support(name, request.spec, device)
         if name in request.config.exclude:
             refused[name] = "excluded by DYN_DECODE_EXCLUDE"

@@ -12,6 +12,8 @@ from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
 
 MOST_TOKENS = 131072  # of a set beside its first row: several long rows, at a cost of milliseconds on a GPU
+LEFT_BEHIND = 200.0  # within fp8's range, and far above the unit normals that are visible
+_NAN, _LEFT_BEHIND, _VISIBLE = range(3)
 _SHORT = (17, 1, 2, 64, 300, 129, 5, 33)  # below, at and above the borders of kernels' tiles
 
 
@@ -55,20 +57,24 @@ def first_visible(spec: AttentionSpec, length: int) -> int:
 
 
 def only_visible(spec: AttentionSpec, kv: KVCache, inputs: StepInputs) -> KVCache:
-    """A copy of the pages in which every slot is NaN but those that a row attends to.
+    """A copy of the pages in which every slot is NaN but those of a row's tokens.
 
-    So are the slots that a sliding window has left behind, and the reserved page, at which the unused entries of the
-    block table point; its first slot keeps its value where a padding row reads it.
+    So is the reserved page, at which the unused entries of the block table point; its first slot keeps its value
+    where a padding row reads it. Tokens that a sliding window has left behind are no NaN, for they were real once, but
+    large: whoever gives them any weight is far off.
     """
     page = spec.page_size
-    keep = torch.zeros(kv[0].shape[0] * page, dtype=torch.bool, device=kv[0].device)
+    state = torch.full((kv[0].shape[0] * page,), _NAN, dtype=torch.uint8, device=kv[0].device)
     table = inputs.block_table.long()
     for row, length in enumerate(inputs.lengths_host.tolist()):
-        tokens = torch.arange(first_visible(spec, length), length, device=keep.device)
-        keep[table[row, tokens // page] * page + tokens % page] = True
-    mask = keep.view(-1, page)
+        tokens = torch.arange(length, device=state.device)
+        place = table[row, tokens // page] * page + tokens % page
+        first = first_visible(spec, length)
+        state[place[:first]] = _LEFT_BEHIND
+        state[place[first:]] = _VISIBLE
+    mask = state.view(-1, page)
     mask = mask[:, :, None, None] if spec.kv_layout == "NHD" else mask[:, None, :, None]
-    k, v = (_with_nan(pages, mask) for pages in kv)
+    k, v = (_hidden_filled(pages, mask) for pages in kv)
     return k, v
 
 
@@ -97,9 +103,10 @@ def position_code(spec: AttentionSpec, pages: torch.Tensor, inputs: StepInputs) 
     return coded, counts
 
 
-def _with_nan(pages: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-    nan = torch.full((1,), float("nan"), device=pages.device).to(pages.dtype)
-    return torch.where(keep, raw_bits(pages), raw_bits(nan)).view(pages.dtype)
+def _hidden_filled(pages: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    nan, large = (torch.full((1,), x, device=pages.device).to(pages.dtype) for x in (float("nan"), LEFT_BEHIND))
+    hidden = torch.where(state == _NAN, raw_bits(nan), raw_bits(large))
+    return torch.where(state == _VISIBLE, raw_bits(pages), hidden).view(pages.dtype)
 
 
 def reserved(pages: torch.Tensor, value: float) -> torch.Tensor:

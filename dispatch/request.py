@@ -60,7 +60,7 @@ class TuneRequest:
         return {
             "device": device.to_json(),
             "backends": {name: registry.version(name) for name in registry.names()},
-            "priority": list(registry.names()),
+            "priority": list(registry.priority(device)),
             "default": default,
             "exclude": sorted(self.config.exclude),
             "spec": self.spec.to_json(),

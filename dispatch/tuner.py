@@ -83,7 +83,7 @@ def tune(
         key=request.key(device, registry, able.default),
         num_layers=request.spec.num_layers,
         default=able.default,
-        priority=registry.names(),
+        priority=registry.priority(device),
         rule=request.rule,
         buckets=tuple(measured[b] for b in request.buckets if b in measured),
         unmeasured={b: unmeasured[b] for b in request.buckets if b in unmeasured},

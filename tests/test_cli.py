@@ -166,7 +166,7 @@ BAD = [
     (["--buckets", "1,two"], {}, "--buckets '1,two': must be whole numbers separated by commas"),
     (["--buckets", "1,2", "--max-batch-size", "4"], {}, "--max-batch-size 4 is not the last of --buckets 1,2"),
     (["--kv-dtype", "int3"], {}, "int3"),
-    (["--default", "fa9"], {}, "--default: no backend 'fa9'; there are torch_sdpa, torch_chunked"),
+    (["--default", "fa9"], {}, "--default: no backend 'fa9'; there are fa3, "),
     (["--default", "torch_sdpa", "--dyn-decode-exclude", "torch_sdpa"], {}, "excluded by DYN_DECODE_EXCLUDE"),
     (["--dyn_decode_exclude", "fa9"], {}, "no backend 'fa9'"),
     (["--dyn-decode-exclude", "torch_sdpa,torch_chunked"], {}, "no backend serves this layer"),

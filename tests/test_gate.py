@@ -133,9 +133,15 @@ def nan_times_zero(impl, q, kv_cache, sinks):
 
 
 def behind_the_window(impl, q, kv_cache, sinks):
-    """Reads what a window has left behind, and multiplies it by zero."""
-    firsts = kv_cache[1][impl.inputs.block_table[:, 0].long(), 0]
-    return q + firsts.sum() * 0, kv_cache, sinks
+    """Gives what a window has left behind a weight of 0.1%."""
+    impl.seen = kv_cache
+    return q, kv_cache, sinks
+
+
+def adds_behind_the_window(impl, q, out):
+    firsts = impl.seen[1][impl.inputs.block_table[:, 0].long(), 0]
+    long = (impl.inputs.lengths > 10).float()[:, None, None]
+    out += 0.001 * long * firsts.repeat_interleave(2, dim=1)
 
 
 def wrong_when_short(impl, q, out):
@@ -200,7 +206,12 @@ FAULTS = [
     fault("wrong in a padded batch", after=padded_batch),
     fault("zero times the pages behind the end", before=zero_times_the_pages_behind),
     *(fault(f"writes to {what}", **writes_to(what)) for what in ("q", "lengths", "table", "kv", "memory before out")),
-    fault("NaN that a window left behind", {"sliding_window": 10}, before=behind_the_window),
+    fault(
+        "weight on what a window left behind",
+        {"sliding_window": 10},
+        before=behind_the_window,
+        after=adds_behind_the_window,
+    ),
     fault("wrong for short rows, batch 1", None, 1, after=wrong_when_short),
     fault("soft cap dropped", {"logits_soft_cap": 2.0}, **without(logits_soft_cap=None)),
     fault("window dropped", {"sliding_window": 10}, **without(sliding_window=None)),

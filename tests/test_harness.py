@@ -73,6 +73,15 @@ def test_a_candidate_that_loses_by_over_ten_percent_in_every_cell_of_the_first_r
     assert [(e.candidate, e.reason) for e in samples.exclusions] == [("b", Reason.DROPPED)]
 
 
+def test_a_candidate_that_takes_more_than_twice_the_time_everywhere_is_dropped_after_one_round():
+    timer = ScriptedTimer(lambda name, lengths, sample: {"a": 10.0, "b": 20.5, "c": 19.5}[name])
+    samples = measure(bench_of(backend("a"), backend("b"), backend("c"), timer=timer), "a", "b", "c")
+    valid = np.isfinite(samples.times[2]).sum(axis=-1)
+    assert valid[2].tolist() == [1] * len(samples.cells)
+    assert valid[3].tolist() == [5] * len(samples.cells)
+    assert [e.candidate for e in samples.exclusions] == ["b", "c"]
+
+
 def test_a_candidate_that_is_slow_in_all_cells_but_one_is_not_dropped():
     timer = ScriptedTimer(lambda name, lengths, sample: 10.0 if name == "a" or sum(lengths) < 100 else 20.0)
     samples = measure(bench_of(backend("a"), backend("b"), timer=timer), "a", "b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
 
@@ -20,8 +21,39 @@ def test_a_name_that_is_taken_is_refused():
 
 
 def test_an_unknown_name_is_answered_with_what_there_is():
-    with pytest.raises(RegistryError, match="no backend 'fa9'; there are torch_sdpa, torch_chunked"):
+    with pytest.raises(RegistryError, match=r"no backend 'fa9'; there are fa3, .*torch_sdpa, torch_chunked"):
         registry.get("fa9")
+
+
+@pytest.mark.parametrize(
+    ("capability", "first"),
+    [
+        ((8, 0), "flashinfer_fa2_tc"),
+        ((9, 0), "fa3"),
+        ((10, 0), "flashinfer_trtllm_gen"),
+        ((12, 0), "flashinfer_fa2_tc"),
+    ],
+)
+def test_the_architectures_own_kernel_comes_first_and_torch_last(capability, first):
+    order = registry.priority(replace(CPU, kind="cuda", capability=capability))
+    assert order[0] == first
+    assert order[-2:] == ("torch_sdpa", "torch_chunked")
+    assert sorted(order) == sorted(registry.names())
+
+
+def test_on_sm90_the_order_is_that_of_engines():
+    assert registry.priority(replace(CPU, kind="cuda", capability=(9, 0)))[:5] == (
+        "fa3",
+        "flashinfer_fa2_tc",
+        "flashinfer_xqa",
+        "flashinfer_cudnn",
+        "flashinfer_fa2",
+    )
+
+
+def test_a_name_that_a_candidate_cannot_carry_is_refused():
+    with pytest.raises(RegistryError, match="a name is a letter, then"):
+        Registry().register("my kernel!", lambda: backend("x"))
 
 
 def test_a_backend_is_imported_when_it_is_first_asked_for_and_once():
@@ -95,7 +127,7 @@ def test_a_users_backend_is_found_through_the_entry_point_group_and_tuned_like_t
 
         spec = AttentionSpec(num_qo_heads=2, num_kv_heads=1, head_dim_qk=8, head_dim_vo=8, page_size=4, num_layers=1)
         plan, samples = tune(TuneRequest(spec, (1,), 16, 16), current_device("cpu"), registry, lambda *a: None)
-        print(registry.names(), plan.key["backends"]["mine"], "mine" in samples.buckets[0].candidates)
+        print(registry.names()[-3:], plan.key["backends"]["mine"], "mine" in samples.buckets[0].candidates)
     """
     done = run_with_plugin("mine = my_plugin:Mine\n", code)
     assert done.stdout == "('torch_sdpa', 'torch_chunked', 'mine') 1.2 True\n"

@@ -16,11 +16,20 @@ from dispatch.spec import AttentionSpec
 _log = logging.getLogger(__name__)
 
 ENTRY_POINTS = "dispatch.backends"
-# In priority order: the first eligible one is the default of an engine that names none.
+# In priority order on SM90: the first eligible one is the default of an engine that names none.
 BUILT_IN = {
+    "fa3": "dispatch.backends.fa3:Fa3",
+    "flashinfer_fa2_tc": "dispatch.backends.flashinfer_fa2:FlashInferFa2TensorCores",
+    "flashinfer_xqa": "dispatch.backends.flashinfer_xqa:FlashInferXqa",
+    "flashinfer_cudnn": "dispatch.backends.flashinfer_cudnn:FlashInferCudnn",
+    "flashinfer_fa2": "dispatch.backends.flashinfer_fa2:FlashInferFa2",
+    "flashinfer_trtllm_gen": "dispatch.backends.flashinfer_trtllm_gen:FlashInferTrtllmGen",
     "torch_sdpa": "dispatch.backends.torch_sdpa:TorchSdpa",
     "torch_chunked": "dispatch.backends.torch_chunked:TorchChunked",
 }
+
+FIRST = {9: "fa3", 10: "flashinfer_trtllm_gen"}  # by the major compute capability
+FIRST_ELSEWHERE = "flashinfer_fa2_tc"
 
 
 class Registry:
@@ -39,8 +48,13 @@ class Registry:
         self._load[name] = load
 
     def names(self) -> tuple[str, ...]:
-        """All names, in priority order; those from outside come last, by name."""
+        """All names, in the order of registration; those from outside come last, by name."""
         return tuple(self._load)
+
+    def priority(self, device: DeviceFingerprint) -> tuple[str, ...]:
+        """All names as an engine on this device would try them: the architecture's own kernel first."""
+        first = FIRST.get(device.capability[0], FIRST_ELSEWHERE)
+        return tuple(sorted(self.names(), key=lambda name: name != first))
 
     def check(self, names: Iterable[str], source: str) -> None:
         """Raises RegistryError, naming `source` and what there is, if one of the names is unknown."""

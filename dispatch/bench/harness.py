@@ -25,8 +25,8 @@ from dispatch.step import StepInputs
 from dispatch.workspace import Workspaces
 
 ROUNDS = 15
-ROUNDS_BEFORE_DROP = 5
-DROP_LOG_RATIO = float(np.log(1.10))  # over 10% slower in every one of the first rounds: not worth more time
+# After so many rounds, an arm that lost to the default in every cell of each by more than this is not worth more time.
+DROPS = {1: float(np.log(2.0)), 5: float(np.log(1.10))}
 WARM_UP_S = 0.3  # clocks climb for this long; the first samples without it were 1.5 times too slow
 
 Times = NDArray[np.float64]
@@ -158,8 +158,8 @@ class Bench:
                         arm.failed_cells.add(c)
                         exclusions.append(Exclusion(arm.name, Reason.FAILED, _one_line(error), c))
                 progress((round_ * len(cells) + c + 1) * times.shape[1])
-            if round_ + 1 == ROUNDS_BEFORE_DROP:
-                exclusions += self._drop(arms, times)
+            if round_ + 1 in DROPS:
+                exclusions += self._drop(arms, times[..., : round_ + 1], DROPS[round_ + 1])
 
     def _build(self, bucket: int, candidate: Candidate) -> DecodeImpl:
         backend = self.registry.get(candidate.backend)
@@ -173,14 +173,14 @@ class Bench:
                 arm.recording.run()
         self.warm = True
 
-    def _drop(self, arms: Sequence[_Arm], times: Times) -> list[Exclusion]:
-        """Stop the arms that lost to the default in every cell of every round so far by over 10%."""
-        plan, begin, layer = times[..., :ROUNDS_BEFORE_DROP]
+    def _drop(self, arms: Sequence[_Arm], times: Times, log_ratio: float) -> list[Exclusion]:
+        """Stop the arms that lost to the default in every cell of every round so far by over `log_ratio`."""
+        plan, begin, layer = times
         log_step = log_of_times(plan + begin + self.spec.num_layers * layer)
         dropped = []
         for arm in arms:
             ratio = log_step[arm.index] - log_step[0]
-            if bool((ratio > DROP_LOG_RATIO).all()) and arm.name != TWIN:
+            if not arm.dropped and bool((ratio > log_ratio).all()) and arm.name != TWIN:
                 arm.dropped = True
                 times_slower = float(np.exp(np.median(ratio)))
                 dropped.append(Exclusion(arm.name, Reason.DROPPED, f"{times_slower:.2f} times the default's time"))

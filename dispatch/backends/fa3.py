@@ -1,0 +1,166 @@
+"""FlashAttention-3 over paged KV, with its schedule computed once a step, as serving engines run it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, refuse
+from dispatch.device import DeviceFingerprint
+from dispatch.dtypes import TORCH_DTYPES
+from dispatch.spec import AttentionSpec
+from dispatch.step import StepInputs
+
+MOST_HEAD_DIM = 256
+MOST_SPLITS = 128  # where FA3's own heuristic ends
+TILE_TOKENS = 128  # about the tokens of a tile: a row has no more parts than tiles
+FEW_SPLITS = 8  # a cheaper sum over the parts of short rows
+SMALL_BATCH = 16  # KV heads in a batch, up to which rows are split whatever their lengths
+E4M3_MAX = 448.0
+
+
+def most_splits(spec: AttentionSpec, units: int, max_kv: int) -> int:
+    """Parts in which one row alone fills the card. An upper bound: the schedule splits each row by its length."""
+    return max(1, min(MOST_SPLITS, units // spec.num_kv_heads, -(-max_kv // TILE_TOKENS)))
+
+
+class Fa3(Backend):
+    family = "fa3"
+    distribution = "tokenspeed-fa3"
+
+    def support(self, spec: AttentionSpec, device: DeviceFingerprint) -> Support:
+        if device.kind != "cuda":
+            return refuse("needs a CUDA device")
+        if device.capability != (9, 0):
+            return refuse(f"needs SM90, this is {device.sm}")
+        if find_spec("flash_attn_interface") is None:
+            return refuse("not installed: pip install tokenspeed-fa3")
+        reason = _shape_refused(spec)
+        return refuse(reason) if reason else SUPPORTED
+
+    def tactics(self, spec: AttentionSpec, device: DeviceFingerprint, batch_size: int, max_kv: int) -> tuple[str, ...]:
+        rows = batch_size * spec.num_kv_heads
+        few = FEW_SPLITS if rows <= SMALL_BATCH else 1 if rows >= device.units else None
+        if few is None or few >= most_splits(spec, device.units, max_kv):
+            return ("",)
+        return ("", f"num_splits={few}")
+
+    def build(
+        self,
+        spec: AttentionSpec,
+        batch_size: int,
+        max_kv: int,
+        workspace: torch.Tensor,
+        tactic: Mapping[str, int],
+    ) -> DecodeImpl:
+        units = torch.cuda.get_device_properties(workspace.device).multi_processor_count
+        splits = tactic.get("num_splits", most_splits(spec, units, max_kv))
+        return _Fa3(spec, batch_size, splits, workspace.device)
+
+
+def _shape_refused(spec: AttentionSpec) -> str:
+    """Any page size and group is served; so are strided heads, as HND has them."""
+    is_fp8 = spec.kv_dtype == "fp8_e4m3"
+    if spec.dtype not in ("bf16", "fp16"):
+        return f"dtype {spec.dtype}: bf16 or fp16"
+    if is_fp8 and spec.dtype != "bf16":
+        return f"dtype {spec.dtype} with KV fp8_e4m3: the output is bf16"
+    dim, unit = spec.head_dim_qk, 16 if is_fp8 else 8
+    if dim != spec.head_dim_vo:
+        return f"head dim {dim} of K and {spec.head_dim_vo} of V: must be equal"
+    if dim % unit or dim > MOST_HEAD_DIM:
+        return f"head dim {dim}: a multiple of {unit}, up to {MOST_HEAD_DIM}"
+    if spec.logits_soft_cap is not None:
+        return "soft cap: tokenspeed-fa3 is built without it"
+    if spec.has_sinks and (is_fp8 or spec.dtype != "bf16"):
+        return "sinks: taken in bf16, and only known to be right for Q and KV in bf16"
+    if spec.kv_strides is not None:
+        return "KV strides: only a contiguous cache is known to be right"
+    return ""
+
+
+class _Fa3(DecodeImpl):
+    """Calls the operator below `flash_attn_with_kvcache`, which takes no output and would cost a copy of it."""
+
+    def __init__(self, spec: AttentionSpec, batch_size: int, num_splits: int, device: torch.device) -> None:
+        self.schedule: Any = importlib.import_module("flash_attn_interface").get_scheduler_metadata
+        self.attend: Any = torch.ops.flash_attn_3.fwd  # registered by the import
+        self.spec, self.batch_size, self.num_splits = spec, batch_size, num_splits
+        window = spec.sliding_window
+        self.window = (-1, -1) if window is None else (window - 1, 0)
+        self.metadata: torch.Tensor | None = None
+        self.quantise: _Quantise | None = None
+        self.descales: dict[str, torch.Tensor] = {}
+        if spec.kv_dtype == "fp8_e4m3":
+            shape = (batch_size, spec.num_kv_heads)
+            self.quantise = _Quantise((batch_size, spec.num_qo_heads, spec.head_dim_qk), device)
+            self.descales = {
+                "q_descale": torch.ones(shape, device=device),
+                "k_descale": torch.full(shape, spec.k_scale, device=device),
+                "v_descale": torch.full(shape, spec.v_scale, device=device),
+            }
+
+    def begin_step(self, inputs: StepInputs) -> None:
+        spec = self.spec
+        self.lengths, self.table = inputs.lengths, inputs.block_table
+        # the longest row that the table can hold is what the kernel takes from it; the schedule must assume the same
+        self.max_seqlen_k = inputs.block_table.shape[1] * spec.page_size
+        metadata = self.schedule(
+            self.batch_size,
+            1,
+            self.max_seqlen_k,
+            spec.num_qo_heads,
+            spec.num_kv_heads,
+            spec.head_dim_qk,
+            self.lengths,
+            qkv_dtype=TORCH_DTYPES[spec.kv_dtype],
+            page_size=spec.page_size,
+            causal=True,
+            window_size=self.window,
+            num_splits=self.num_splits,
+        )
+        if self.metadata is None:  # its size depends on the library's version
+            self.metadata = torch.empty_like(metadata)
+        self.metadata.copy_(metadata)
+
+    def forward(self, q: torch.Tensor, kv_cache: KVCache, out: torch.Tensor, sinks: torch.Tensor | None = None) -> None:
+        spec = self.spec
+        k, v = kv_cache
+        if spec.kv_layout == "HND":
+            k, v = k.transpose(1, 2), v.transpose(1, 2)
+        optional = dict(self.descales)
+        if sinks is not None:
+            optional["sinks"] = sinks.to(torch.bfloat16)
+        self.attend(
+            (q if self.quantise is None else self.quantise(q)).unsqueeze(1),
+            k,
+            v,
+            out=out.unsqueeze(1),
+            seqused_k=self.lengths,
+            max_seqlen_k=self.max_seqlen_k,
+            page_table=self.table,
+            softmax_scale=spec.scale,
+            is_causal=True,
+            window_size_left=self.window[0],
+            window_size_right=self.window[1],
+            scheduler_metadata=self.metadata,
+            num_splits=self.num_splits,
+            **optional,
+        )
+
+
+class _Quantise:
+    """Q to e4m3 with a scale of 1, as engines do without a calibrated one; what is too large becomes the largest."""
+
+    def __init__(self, shape: tuple[int, int, int], device: torch.device) -> None:
+        self.quantised = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
+        large = torch.full((1,), 2 * E4M3_MAX, dtype=torch.bfloat16, device=device)
+        # some versions of torch turn what is too large into NaN: those need a clamp before it, one kernel more
+        self.saturates = bool(large.to(torch.float8_e4m3fn).float() == E4M3_MAX)
+
+    def __call__(self, q: torch.Tensor) -> torch.Tensor:
+        return self.quantised.copy_(q if self.saturates else q.clamp(-E4M3_MAX, E4M3_MAX))
