@@ -78,9 +78,12 @@ def shown(value: Any) -> str:
     return full if len(full) <= 60 else full[:57] + "..."
 
 
-def parse(content: bytes, path: Path, error: type[DispatchError]) -> dict[str, Any]:
-    """A JSON object from a file's content. Raises `error`, naming the file."""
+def parse(content: bytes, path: Path, version: int, error: type[DispatchError]) -> dict[str, Any]:
+    """A JSON object from a file's content, of the format version given. Raises `error`, naming the file."""
     try:
-        return mapping(json.loads(content))
+        body = mapping(json.loads(content))
     except (ValueError, RecursionError) as problem:
         raise error(f"{path}: not JSON that can be read: {problem}") from None
+    if body.get("format") != version:
+        raise error(f"{path}: format: {shown(body.get('format'))}; this version reads {version}")
+    return body

@@ -32,10 +32,8 @@ def read_plans(path: Path) -> tuple[StoredPlan, ...]:
         content = path.read_bytes()
     except OSError as error:
         raise PlanFileError(f"{path}: {error.strerror}") from None
-    body = parse(content, path, PlanFileError)
+    body = parse(content, path, FORMAT, PlanFileError)
     checksum = body.pop("checksum", None)
-    if body.get("format") != FORMAT:
-        raise PlanFileError(f"{path}: format: {shown(body.get('format'))}; this version reads {FORMAT}")
     try:
         if digest(body) != checksum:
             raise ValueError("checksum: the file was changed or damaged")

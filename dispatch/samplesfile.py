@@ -48,9 +48,7 @@ def read_samples(path: Path) -> tuple[Samples, ...]:
         content = _content(path)
     except (OSError, ValueError, zlib.error) as error:
         raise SamplesError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    body = parse(content, path, SamplesError)
-    if body.get("format") != FORMAT:
-        raise SamplesError(f"{path}: format: {shown(body.get('format'))}; this version reads {FORMAT}")
+    body = parse(content, path, FORMAT, SamplesError)
     try:
         return field(body, "runs", lambda runs: each(runs, samples_from_json))
     except (ValueError, RecursionError) as error:

@@ -15,20 +15,10 @@ import torch
 from dispatch.backends import flashinfer_xqa
 from dispatch.backends.flashinfer_xqa import SEMAPHORE_BYTES, FlashInferXqa
 from dispatch.backends.narrow_table import NarrowTable, narrow_tactics
-from dispatch.device import DeviceFingerprint
 from dispatch.errors import MeasureError
 from dispatch.step import StepInputs
-from tests.fakes import CPU, spec_of
-
-H200 = DeviceFingerprint("cuda", "NVIDIA H200", (9, 0), 132, "580.95", "13.0", "2.11.0")
-PAIRS = [("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp8_e4m3"), ("fp16", "fp8_e4m3"), ("fp32", "fp32")]
-GROUPS = (*range(1, 9), 16)
-PAGES = (1, 8, 16, 32, 64, 128)
-
-
-def layer(group=4, dim=128, page=16, **changes):
-    sizes = {"num_qo_heads": 2 * group, "num_kv_heads": 2, "head_dim_qk": dim, "head_dim_vo": dim, "page_size": page}
-    return spec_of(**{**sizes, "dtype": "bf16", "kv_dtype": "bf16", **changes})
+from tests.eligibility import GROUPS, H200, PAGES, PAIRS, layer
+from tests.fakes import CPU
 
 
 @pytest.fixture(autouse=True)
