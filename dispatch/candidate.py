@@ -18,7 +18,7 @@ def is_backend_name(name: str) -> bool:
     return re.fullmatch(_NAME, name) is not None
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """`backend` is a registered name; `tactic` is "" or "knob=number,..." (for example "num_splits=4").
 

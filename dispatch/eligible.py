@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dispatch.backends import Backend, Registry
 from dispatch.candidate import Candidate
 from dispatch.device import DeviceFingerprint
-from dispatch.errors import ConfigError, MeasureError
+from dispatch.errors import ConfigError, MeasureError, one_line
 from dispatch.request import TuneRequest
 
 
@@ -50,7 +50,7 @@ def eligible(request: TuneRequest, device: DeviceFingerprint, registry: Registry
                 sizes = [backend.workspace_bytes(request.spec, b, request.max_seq_len) for b in request.buckets]
                 largest = max(int(size) for size in sizes)
             except Exception as error:  # it broke its word: it loses itself alone
-                refused[name] = f"broken: {type(error).__name__}: {error}".splitlines()[0]
+                refused[name] = f"broken: {one_line(error)}"
             else:
                 tactics[name] = offered
                 workspace_bytes[backend.family] = max(largest, workspace_bytes.get(backend.family, 0))

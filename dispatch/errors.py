@@ -55,3 +55,8 @@ class MeasureError(DispatchError):
 
 class PlanError(DispatchError):
     """A broken contract of the C++ table; the table is unchanged."""
+
+
+def one_line(error: BaseException) -> str:
+    """An exception of whatever kind as a reason in a table or a log: its type and the first line of its message."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -16,6 +16,7 @@ import torch
 from dispatch.backends.base import KVCache
 from dispatch.bench.pool import RESERVED_PAGE, Chain, PagedPool, raw_bits
 from dispatch.bench.timer import Recording
+from dispatch.errors import one_line
 from dispatch.gate_checks import compare, count
 from dispatch.gate_inputs import gate_pages, only_visible, position_code, reserved, row_sets
 from dispatch.reference import reference_decode
@@ -58,7 +59,7 @@ class Gate:
 
     def load_first(self) -> None:
         """Set the lengths that a candidate is recorded with: the longest row and others; all change afterwards."""
-        self._load(self._random("", self.sets[0]))
+        self.pool.load(self.inputs, self.sets[0], self.rng, self.num_pages)
 
     def check(self, recordings: Mapping[str, Recording]) -> dict[str, str]:
         """What was wrong with each candidate, in a line: the case, row, length and head; "" if nothing was."""
@@ -88,7 +89,7 @@ class Gate:
         try:
             recording.run()
         except Exception as error:  # whatever a backend raises, it loses itself alone
-            return f"{case.name}: {type(error).__name__}: {error}".splitlines()[0]
+            return f"{case.name}: {one_line(error)}"
         if changed := self._changed(case):
             return f"{case.name}: {changed} was written to"
         for layer in range(case.layers):

@@ -21,7 +21,7 @@ from dispatch.plan import StoredPlan
 from dispatch.planfile import read_plans
 from dispatch.request import TuneRequest
 from dispatch.samples import Box, Samples
-from dispatch.samplesfile import read_samples, samples_path
+from dispatch.samplesfile import read_beside
 from dispatch.store import Store
 from dispatch.tuner import Progress, silent, tune
 
@@ -91,9 +91,7 @@ def plan_from_file(
     differing = differences(plan.key, key)
     if differing:
         raise PlanFileError(_mismatch(path, differing))
-    beside = samples_path(path)
-    runs = read_samples(beside) if beside.exists() else ()
-    samples = next((run for run in runs if run.key == plan.key), None)
+    (samples,) = read_beside(path, [plan.key])
     return Obtained(plan, samples, _save(store, plan, samples), f"taken from {path}")
 
 

@@ -6,7 +6,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,13 @@ LARGEST_BYTES = 64 << 20
 def samples_path(plan_path: Path) -> Path:
     """Where the samples of a plan file lie: beside it."""
     return plan_path.with_name(plan_path.name.removesuffix(".json") + SUFFIX)
+
+
+def read_beside(plan_path: Path, keys: Sequence[Mapping[str, Any]]) -> list[Samples | None]:
+    """The samples of each of these keys, where they lie beside the plan file. Raises SamplesError."""
+    path = samples_path(plan_path)
+    runs = read_samples(path) if path.exists() else ()
+    return [next((run for run in runs if run.key == key), None) for key in keys]
 
 
 def write_samples(path: Path, runs: Sequence[Samples]) -> None:

@@ -19,7 +19,7 @@ from dispatch.conclude import conclude
 from dispatch.decision import Reason, Rule
 from dispatch.device import DeviceFingerprint
 from dispatch.eligible import Eligible, eligible
-from dispatch.errors import MeasureError
+from dispatch.errors import MeasureError, one_line
 from dispatch.plan import FAILED_NOW, TIME_BUDGET_OVER, StoredPlan
 from dispatch.request import TuneRequest
 from dispatch.samples import Box, BucketSamples, Samples
@@ -136,8 +136,8 @@ def _measure(
             _log.warning("bucket %d keeps its default, which failed: %s", bucket, error)
             unmeasured[bucket] = f"{FAILED_NOW if error.reason is Reason.FAILED else error.reason.value}: {error}"
         except Exception as error:  # memory, most likely; it costs this bucket its measurement, and nothing else
-            _log.warning("bucket %d keeps its default: %s: %s", bucket, type(error).__name__, error)
-            unmeasured[bucket] = f"{FAILED_NOW}: {type(error).__name__}: {error}".splitlines()[0]
+            _log.warning("bucket %d keeps its default: %s", bucket, one_line(error))
+            unmeasured[bucket] = f"{FAILED_NOW}: {one_line(error)}"
         else:
             if monotonic() > deadline and complete_rounds(samples) < Rule().min_rounds:
                 unmeasured[bucket] = TIME_BUDGET_OVER

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from dispatch.backends.base import Backend, Support, refuse
 from dispatch.candidate import is_backend_name
 from dispatch.device import DeviceFingerprint
-from dispatch.errors import RegistryError
+from dispatch.errors import RegistryError, one_line
 from dispatch.spec import AttentionSpec
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Registry:
             try:
                 self._loaded[name] = _checked(self._load[name]()())
             except Exception as error:  # a third party's module: whatever it raises refuses it alone
-                self._loaded[name] = f"cannot be imported: {type(error).__name__}: {error}".splitlines()[0]
+                self._loaded[name] = f"cannot be imported: {one_line(error)}"
         backend = self._loaded[name]
         if isinstance(backend, str):
             raise RegistryError(f"backend {name!r} {backend}")
@@ -87,7 +87,7 @@ class Registry:
                 return refuse(f"support() returned {support!r}"[:120])
             return support
         except Exception as error:  # support() must not raise; a third party's that does loses itself alone
-            return refuse(f"support() raised {type(error).__name__}: {error}".splitlines()[0])
+            return refuse(f"support() raised {one_line(error)}")
 
     def version(self, name: str) -> str:
         """Version of the package that the backend comes from; "" where there is none."""

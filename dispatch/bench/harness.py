@@ -16,7 +16,7 @@ from dispatch.bench.profiles import SEED, PlannedCell
 from dispatch.bench.timer import Recording, StepTime, Timer
 from dispatch.candidate import Candidate
 from dispatch.decision import Reason
-from dispatch.errors import MeasureError
+from dispatch.errors import MeasureError, one_line
 from dispatch.gate import Gate
 from dispatch.gate_inputs import gate_pages
 from dispatch.samples import LONGEST_US, PARTS, TWIN, BucketSamples, Exclusion, log_of_times
@@ -121,7 +121,7 @@ class Bench:
                     impl = self._build(len(inputs.lengths_host), candidates[i])
                     ready.append(_Arm(i, names[i], self.timer.record(impl, inputs, chain), limit))
                 except Exception as error:  # whatever a backend raises, it loses itself alone
-                    exclusions.append(Exclusion(names[i], Reason.FAILED, _one_line(error)))
+                    exclusions.append(Exclusion(names[i], Reason.FAILED, one_line(error)))
             wrong = gate.check({arm.name: arm.recording for arm in ready})
             gate.restore()
             exclusions += [Exclusion(name, Reason.GATE_FAILED, why) for name, why in wrong.items() if why]
@@ -156,7 +156,7 @@ class Bench:
                         times[:, arm.index, c, round_] = _plausible(arm.recording.time())
                     except Exception as error:
                         arm.failed_cells.add(c)
-                        exclusions.append(Exclusion(arm.name, Reason.FAILED, _one_line(error), c))
+                        exclusions.append(Exclusion(arm.name, Reason.FAILED, one_line(error), c))
                 progress((round_ * len(cells) + c + 1) * times.shape[1])
             if round_ + 1 in DROPS:
                 exclusions += self._drop(arms, times[..., : round_ + 1], DROPS[round_ + 1])
@@ -198,7 +198,3 @@ def _plausible(time: StepTime) -> tuple[float, ...]:
 def _most_pages(spec: AttentionSpec, bucket: int, cells: Sequence[PlannedCell], max_kv: int) -> int:
     measured = max(int((-(-cell.lengths // spec.page_size)).sum(axis=1).max()) for cell in cells)
     return max(measured, gate_pages(spec, bucket, max_kv))
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

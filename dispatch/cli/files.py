@@ -9,7 +9,7 @@ from dispatch.errors import PlanFileError
 from dispatch.plan import StoredPlan
 from dispatch.planfile import read_plans
 from dispatch.samples import Samples
-from dispatch.samplesfile import read_samples, samples_path
+from dispatch.samplesfile import read_beside
 from dispatch.store import Store
 
 Found = tuple[StoredPlan, Samples | None]
@@ -26,6 +26,4 @@ def find_plans(path: Path | None) -> tuple[Path, list[Found]]:
         if path is None:
             raise PlanFileError(f"no stored plan in {store.folder}: run `tune` first, or name a plan file")
     plans = read_plans(path)
-    beside = samples_path(path)
-    runs = read_samples(beside) if beside.exists() else ()
-    return path, [(plan, next((run for run in runs if run.key == plan.key), None)) for plan in plans]
+    return path, list(zip(plans, read_beside(path, [plan.key for plan in plans]), strict=True))

@@ -88,10 +88,8 @@ def tune(
     max_seq_len = max_seq_len or min(longest, loaded.max_position_embeddings)
     served = _buckets(buckets, max_batch_size, most)
     capacity = kv_capacity or _capacity(device, groups, served[-1] * max_seq_len)
-    requests = [
-        TuneRequest(spec, served, max_seq_len, capacity, config, default, read_trace(trace) if trace else None)
-        for spec in groups
-    ]
+    traffic = read_trace(trace) if trace else None
+    requests = [TuneRequest(spec, served, max_seq_len, capacity, config, default, traffic) for spec in groups]
     store = Store(config.cache_dir)
     obtained = []
     for request in requests:
@@ -176,6 +174,7 @@ def _print_json(obtained: list[Obtained]) -> None:
 
 def _print_tables(title: str, request: TuneRequest, obtained: list[Obtained], out: Path | None) -> None:
     from dispatch.cli.render import console, plan_view
+    from dispatch.plan import TIME_BUDGET_OVER
     from dispatch.samplesfile import samples_path
 
     terminal = console()
@@ -188,8 +187,11 @@ def _print_tables(title: str, request: TuneRequest, obtained: list[Obtained], ou
     for one in obtained:
         terminal.print()
         terminal.print(plan_view(one.plan, one.samples))
-        if one.plan.is_partial:
-            click.echo("the time budget ended first: run the same command again to measure the rest")
+        if TIME_BUDGET_OVER in one.plan.unmeasured.values():
+            click.echo(
+                "the time budget ended first: run the same command again to measure the rest,"
+                " with a larger DYN_DECODE_TIME_BUDGET where not one bucket was measured"
+            )
         click.echo(f"plan {one.source}" + (f"; it is in {one.path}" if one.path else ""))
     if out is not None:
         click.echo(f"plan written to {out}, samples to {samples_path(out)}")
