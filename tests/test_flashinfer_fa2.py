@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import itertools
 import sys
 import types
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -274,48 +270,3 @@ def test_scales_are_passed_for_an_fp8_cache_alone(kv_dtype, fake):
     scales = {k: v for k, v in fake.ran.items() if k != "out"}
     assert scales == ({"k_scale": 0.25, "v_scale": 0.5} if kv_dtype == "fp8_e4m3" else {})
     assert fake.ran["out"] is out and bool((out == 7).all())
-
-
-def signatures(path):
-    """Signatures of the functions and methods of a module, by name, from its source: 0.6.14 imports only on a GPU."""
-    found = {}
-    module = ast.parse(path.read_text())
-    for scope in (module, *(node for node in module.body if isinstance(node, ast.ClassDef))):
-        prefix = f"{scope.name}." if isinstance(scope, ast.ClassDef) else ""
-        for node in scope.body:
-            if isinstance(node, ast.FunctionDef):  # an overloaded one ends with the real one
-                kinds = ast.parse(f"def f({ast.unparse(_bare(node.args))}): pass")
-                names: dict = {}
-                exec(compile(kinds, str(path), "exec"), names)
-                found[prefix + node.name] = inspect.signature(names["f"])
-    return found
-
-
-def _bare(arguments):
-    for argument in ast.walk(arguments):
-        if isinstance(argument, ast.arg):
-            argument.annotation = None
-    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
-    arguments.kw_defaults = [default and ast.Constant(None) for default in arguments.kw_defaults]
-    return arguments
-
-
-@pytest.mark.skipif(find_spec("flashinfer") is None, reason="FlashInfer is not installed")
-def test_every_call_fits_the_installed_version(fake):
-    impl = FlashInferFa2().build(spec_of(), 2, 64, torch.zeros(64, dtype=torch.uint8), {})
-    (package,) = find_spec("flashinfer").submodule_search_locations
-    found = signatures(Path(package) / "decode.py")
-
-    def accepts(name, positional, keywords):
-        signature = found[name]
-        assert all(p.kind is not p.VAR_KEYWORD for p in signature.parameters.values()), f"{name} hands keywords on"
-        signature.bind(*[None] * positional, **dict.fromkeys(keywords))
-
-    wrapper = "BatchDecodeWithPagedKVCacheWrapper"
-    accepts(f"{wrapper}.__init__", 2, impl.wrapper.options)
-    plan = "_plan_impl" if f"{wrapper}._plan_impl" in found else "plan"  # where 0.7.4's plan hands its keywords on
-    accepts(f"{wrapper}.{plan}", 4, impl.constants)
-    accepts("fast_decode_plan", 4, impl.constants)
-    accepts(f"{wrapper}.run", 3, ["out", "k_scale", "v_scale"])
-    keywords = ["bmm1_scale", "window_left", "out", "kv_layout", "backend"]
-    accepts("trtllm_batch_decode_with_kv_cache", 6, keywords)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -163,17 +160,3 @@ def test_more_rows_than_semaphores_are_refused():
 def test_the_boundary_between_semaphores_and_scratch_is_the_same_for_every_bucket():
     backend = FlashInferXqa()
     assert backend.workspace_bytes(layer(), 1, 16) == backend.workspace_bytes(layer(16, 256), 512, 131072)
-
-
-def test_the_installed_function_has_every_argument_that_we_name(calls):
-    package = find_spec("flashinfer")  # read, not imported: some versions need a GPU build of torch for that
-    if package is None or package.origin is None:
-        pytest.skip("flashinfer is not installed")
-    tree = ast.parse((Path(package.origin).parent / "xqa.py").read_text())
-    function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "xqa")
-    names = [a.arg for a in function.args.args]
-    step(layer(has_sinks=True), sinks=torch.ones(8))
-    args, kwargs = calls[0]
-    expected = ["q", "k_cache", "v_cache", "page_table", "seq_lens", "output", "workspace_buffer", "semaphores"]
-    assert names[: len(args)] == [*expected, "num_kv_heads", "page_size"]
-    assert set(kwargs) <= set(names[len(args) :])
