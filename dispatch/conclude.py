@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timezone
 
+from dispatch.decision import Reason
 from dispatch.plan import DecidedBox, Excluded, StoredPlan
 from dispatch.regimes import decide
 from dispatch.samples import TWIN, Samples
@@ -31,7 +32,8 @@ def conclude(samples: Samples, refused: Mapping[str, str]) -> StoredPlan:
             Excluded(b.bucket, e.candidate, e.reason, e.detail)
             for b in samples.buckets
             for e in b.exclusions
-            if e.candidate != TWIN  # no candidate: nothing could choose it
+            # the twin is no candidate; and that one is far slower somewhere is what the samples are for
+            if e.candidate != TWIN and e.reason is not Reason.DROPPED
         ),
         refused=refused,
     )

@@ -10,3 +10,4 @@ TORCH_DTYPES = {
     "fp32": torch.float32,
     "fp8_e4m3": torch.float8_e4m3fn,
 }
+E4M3_MAX = 448.0  # the largest number of float8_e4m3fn

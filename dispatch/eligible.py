@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dispatch.backends import Backend, Registry
+from dispatch.backends.registry import FALLBACKS
 from dispatch.candidate import Candidate
 from dispatch.device import DeviceFingerprint
 from dispatch.errors import ConfigError, MeasureError, one_line
@@ -54,6 +55,10 @@ def eligible(request: TuneRequest, device: DeviceFingerprint, registry: Registry
             else:
                 tactics[name] = offered
                 workspace_bytes[backend.family] = max(largest, workspace_bytes.get(backend.family, 0))
+    if device.kind != "cpu" and any(name not in FALLBACKS for name in tactics):
+        for name in [name for name in tactics if name in FALLBACKS and name != request.default]:
+            del tactics[name]
+            refused[name] = "a fallback: not measured where a kernel library serves the layer"
     if request.default is not None:
         registry.check([request.default], "--default")
         if request.default in refused:

@@ -11,7 +11,7 @@ from dispatch.bench.pool import RESERVED_PAGE, raw_bits
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
 
-MOST_TOKENS = 131072  # of a set beside its first row: several long rows, at a cost of milliseconds on a GPU
+MOST_TOKENS = 32768  # of a set beside its first row: more than one long row, in bounded memory
 LEFT_BEHIND = 200.0  # within fp8's range, and far above the unit normals that are visible
 _NAN, _LEFT_BEHIND, _VISIBLE = range(3)
 _SHORT = (17, 1, 2, 64, 300, 129, 5, 33)  # below, at and above the borders of kernels' tiles
@@ -51,11 +51,6 @@ def gate_pages(spec: AttentionSpec, bucket: int, longest: int) -> int:
     return max(sum(spec.max_pages(n) for n in lengths) for lengths in row_sets(spec, bucket, longest))
 
 
-def first_visible(spec: AttentionSpec, length: int) -> int:
-    """The first token that the newest of `length` attends to."""
-    return 0 if spec.sliding_window is None else max(0, length - spec.sliding_window)
-
-
 def only_visible(spec: AttentionSpec, kv: KVCache, inputs: StepInputs) -> KVCache:
     """A copy of the pages in which every slot is NaN but those of a row's tokens.
 
@@ -63,17 +58,12 @@ def only_visible(spec: AttentionSpec, kv: KVCache, inputs: StepInputs) -> KVCach
     where a padding row reads it. Tokens that a sliding window has left behind are no NaN, for they were real once, but
     large: whoever gives them any weight is far off.
     """
-    page = spec.page_size
-    state = torch.full((kv[0].shape[0] * page,), _NAN, dtype=torch.uint8, device=kv[0].device)
-    table = inputs.block_table.long()
-    for row, length in enumerate(inputs.lengths_host.tolist()):
-        tokens = torch.arange(length, device=state.device)
-        place = table[row, tokens // page] * page + tokens % page
-        first = first_visible(spec, length)
-        state[place[:first]] = _LEFT_BEHIND
-        state[place[first:]] = _VISIBLE
-    mask = state.view(-1, page)
-    mask = mask[:, :, None, None] if spec.kv_layout == "NHD" else mask[:, None, :, None]
+    tokens = _Tokens(spec, inputs)
+    state = torch.full((kv[0].shape[0], spec.page_size), _NAN, dtype=torch.uint8, device=kv[0].device)
+    state[tokens.page, tokens.slot] = torch.where(tokens.position < tokens.first, _LEFT_BEHIND, _VISIBLE).to(
+        state.dtype
+    )
+    mask = state[:, :, None, None] if spec.kv_layout == "NHD" else state[:, None, :, None]
     k, v = (_hidden_filled(pages, mask) for pages in kv)
     return k, v
 
@@ -85,22 +75,35 @@ def position_code(spec: AttentionSpec, pages: torch.Tensor, inputs: StepInputs) 
     [rows, num_kv_heads, head_dim_vo]. In long rows the first and last 64 tokens and some between are coded, so
     that no count exceeds what a bf16 output holds exactly enough.
     """
-    page, heads, places = spec.page_size, spec.num_kv_heads, spec.head_dim_vo
+    heads, places = spec.num_kv_heads, spec.head_dim_vo
     coded = torch.zeros_like(raw_bits(pages)).view(pages.dtype)
     counts = torch.zeros(len(inputs.lengths_host), heads, places, device=pages.device)
     one = torch.ones(1, device=pages.device).to(pages.dtype)
-    for row, length in enumerate(inputs.lengths_host.tolist()):
-        first = first_visible(spec, length)
-        tokens = torch.arange(first, length, device=pages.device)
-        stride = max(1, (length - first) // 2048)
-        tokens = tokens[(tokens < first + 64) | (tokens >= length - 64) | (tokens % stride == 0)]
-        where = inputs.block_table[row].long()[tokens // page], tokens % page
-        for head in range(heads):
-            place = (tokens + 7 * head + row) % places
-            at = (*where, head, place) if spec.kv_layout == "NHD" else (where[0], head, where[1], place)
-            raw_bits(coded)[at] = raw_bits(one)
-            counts[row, head] = torch.bincount(place, minlength=places)
+    t = _Tokens(spec, inputs)
+    stride = ((t.length - t.first) // 2048).clamp_min(1)
+    is_coded = (t.position < t.first + 64) | (t.position >= t.length - 64) | (t.position % stride == 0)
+    is_coded &= t.position >= t.first
+    row, position, page, slot = (x[is_coded] for x in (t.row, t.position, t.page, t.slot))
+    for head in range(heads):
+        place = (position + 7 * head + row) % places
+        at = (page, slot, head, place) if spec.kv_layout == "NHD" else (page, head, slot, place)
+        raw_bits(coded)[at] = raw_bits(one)
+        counts[:, head].index_put_((row, place), torch.ones_like(place, dtype=counts.dtype), accumulate=True)
     return coded, counts
+
+
+class _Tokens:
+    """Every token of every row, int64 [tokens] each: where it is, and its row's length and first visible token."""
+
+    def __init__(self, spec: AttentionSpec, inputs: StepInputs) -> None:
+        lengths = inputs.lengths.long()
+        self.row = torch.repeat_interleave(lengths)
+        self.length = lengths[self.row]
+        self.position = torch.arange(len(self.row), device=lengths.device) - (lengths.cumsum(0) - lengths)[self.row]
+        self.page = inputs.block_table[self.row, self.position // spec.page_size].long()
+        self.slot = self.position % spec.page_size
+        window = spec.sliding_window
+        self.first = torch.zeros_like(self.length) if window is None else (self.length - window).clamp_min(0)
 
 
 def _hidden_filled(pages: torch.Tensor, state: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dispatch.errors import ModelError, SpecError
 from dispatch.hf_config import LayerAttention, decoder_fields, read_dtype, read_layers
+from dispatch.hf_fields import Fields
 from dispatch.spec import AttentionSpec
 
 _PRESETS = Path(__file__).with_name("presets")
@@ -82,8 +83,17 @@ def load_model(name_or_path: str) -> Model:
     A folder that is called like a preset is reached as "./name". Raises ModelError, naming the file and the
     field, for what cannot be found, read or served.
     """
+    name, fields = load_fields(name_or_path)
+    max_position_embeddings = fields.integer("max_position_embeddings")
+    assert max_position_embeddings is not None  # required by decoder_fields
+    return Model(name, read_dtype(fields), max_position_embeddings, read_layers(fields))
+
+
+def load_fields(name_or_path: str) -> tuple[str, Fields]:
+    """Name and fields of the decoder that `load_model` finds there. Raises ModelError as it does."""
     if name_or_path in preset_names():
-        return _load(name_or_path, str(_PRESETS / f"{name_or_path}.json"))
+        preset = str(_PRESETS / f"{name_or_path}.json")
+        return name_or_path, decoder_fields(preset, _read_object(preset))
     path = os.path.join(name_or_path, "config.json") if os.path.isdir(name_or_path) else name_or_path
     if not os.path.isfile(path):  # false as well for what cannot be reached, and for pipes that would block
         raise ModelError(
@@ -91,14 +101,8 @@ def load_model(name_or_path: str) -> Model:
             f"presets: {', '.join(preset_names())}"
         )
     whole = Path(os.path.abspath(path))
-    return _load(whole.parent.name if whole.name == "config.json" else whole.stem, path)
-
-
-def _load(name: str, path: str) -> Model:
-    fields = decoder_fields(path, _read_object(path))
-    max_position_embeddings = fields.integer("max_position_embeddings")
-    assert max_position_embeddings is not None  # required by decoder_fields
-    return Model(name, read_dtype(fields), max_position_embeddings, read_layers(fields))
+    name = whole.parent.name if whole.name == "config.json" else whole.stem
+    return name, decoder_fields(path, _read_object(path))
 
 
 def _read_object(path: str) -> dict[str, Any]:

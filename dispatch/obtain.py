@@ -13,6 +13,7 @@ from typing import Any
 from filelock import Timeout
 
 from dispatch.backends import Registry
+from dispatch.bench.phases import Phases
 from dispatch.device import DeviceFingerprint
 from dispatch.eligible import eligible
 from dispatch.errors import MeasureError, PlanFileError
@@ -48,8 +49,10 @@ def obtain_plan(
     store: Store,
     progress: Progress = silent,
     force: bool = False,
+    phases: Phases | None = None,
 ) -> Obtained:
-    """The stored plan, or a new one. `force`: measure again, with the stored choices as incumbents.
+    """The stored plan, or a new one. `force`: measure again, with the stored choices as incumbents. `phases`: told
+    where the time goes.
 
     Where another process tunes for the same key, wait for it and read what it stored. Raises ConfigError and
     MeasureError as `tune` does, and MeasureError when the other process does not end in time.
@@ -71,7 +74,7 @@ def obtain_plan(
         incumbent: Sequence[Box] = () if earlier is None else earlier.incumbent
         if force and stored is not None:
             incumbent = [decided.box for decided in stored.boxes]
-        plan, samples = tune(request, device, registry, progress, earlier, incumbent, again=force)
+        plan, samples = tune(request, device, registry, progress, earlier, incumbent, force, phases)
         path = _save(store, plan, samples)
     return Obtained(plan, samples, path, f"measured in {plan.seconds:.1f} s")
 

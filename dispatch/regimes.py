@@ -10,9 +10,10 @@ from itertools import pairwise
 import numpy as np
 
 from dispatch.candidate import Candidate
+from dispatch.confirm import confirmed, cross_fitted_speedup
 from dispatch.decision import Decision, Rule
 from dispatch.samples import TWIN, Box, BucketSamples, Cell, Samples
-from dispatch.selector import Evidence, cross_fitted_speedup, median_of_rounds, over_stored, select_stable
+from dispatch.selector import Evidence, median_of_rounds, over_stored, select_stable
 
 MAX_BOXES = 3  # each box may cost the engine one more CUDA graph
 FEWER_BOXES_MARGIN = 0.01  # a partition with fewer boxes wins if it loses no more than 1%
@@ -90,7 +91,8 @@ class _Search:
     def pick(self, cells: tuple[int, ...]) -> tuple[str, float]:
         """What the rule picks for these cells, and its regret: the sum over them of log time above the best."""
         if cells not in self.decided:
-            name = select_stable(self.evidence, cells, self.rule).candidate
+            decision = select_stable(self.evidence, cells, self.rule)
+            name = confirmed(self.evidence, decision, cells, self.rule).candidate
             own = self.evidence.medians[self.evidence.candidates.index(name), list(cells)]
             self.decided[cells] = name, float((np.nan_to_num(own) - self.best_r[list(cells)]).sum())
         return self.decided[cells]
@@ -150,6 +152,10 @@ class _Search:
     def regime(self, bucket: int, part: _Part, incumbent: str) -> Regime:
         """The part as a box: cuts bound it, and where there is none, its own outermost cells."""
         decision = select_stable(self.evidence, part.cells, self.rule, incumbent)
+        decision = confirmed(self.evidence, decision, part.cells, self.rule)
+        speedup = 1.0
+        if decision.candidate != self.evidence.candidates[0]:
+            speedup = cross_fitted_speedup(self.evidence, part.cells, self.rule, incumbent)
         means, maxima = zip(*(self.points[i] for i in part.cells), strict=True)
         limit = Candidate.parse(decision.candidate).max_kv
         max_kv_max = max(maxima) if part.high[1] is None else part.high[1]
@@ -161,7 +167,6 @@ class _Search:
             max_kv_max if limit is None else min(max_kv_max, limit),
             decision.candidate,
         )
-        speedup = cross_fitted_speedup(self.evidence, part.cells, self.rule, incumbent)
         return Regime(box, part.cells, decision, speedup)
 
 

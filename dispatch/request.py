@@ -23,7 +23,8 @@ class TuneRequest:
 
     `buckets`: captured batch sizes, ascending. `max_seq_len`: tokens of the longest request. `capacity`: KV tokens
     that the server can hold; larger cells are not measured. `default`: the backend that candidates must beat;
-    None: the first eligible one in priority order. Raises ConfigError for sizes that cannot be served.
+    None: the first eligible one in priority order. `plan_hidden`: whether the engine plans a step while the one before
+    it runs, so that plan() counts as nothing. Raises ConfigError for sizes that cannot be served.
     """
 
     spec: AttentionSpec
@@ -33,6 +34,7 @@ class TuneRequest:
     config: DispatchConfig = field(default_factory=DispatchConfig)
     default: str | None = None
     trace: Trace | None = None
+    plan_hidden: bool = False
 
     def __post_init__(self) -> None:
         check_buckets(self.buckets)
@@ -70,6 +72,7 @@ class TuneRequest:
             "capacity": self.capacity,
             "profiles": [profile.name for profile in self.profiles],
             "trace": None if self.trace is None else self.trace.digest,
+            "plan_hidden": self.plan_hidden,
             "threshold": self.config.threshold,
             "cluster_margin": self.config.cluster_margin,
             "rule_version": RULE_VERSION,

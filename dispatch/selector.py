@@ -72,9 +72,11 @@ class Evidence:
         )
         return {name: i for i, name in enumerate(order)}
 
-    def of_rounds(self, keep: slice) -> Evidence:
-        """The same with only some of the rounds."""
-        return replace(self, log_step=self.log_step[:, :, keep])
+    @cached_property
+    def halves(self) -> tuple[Evidence, Evidence]:
+        """The same with the even rounds alone, and with the odd ones."""
+        even, odd = (replace(self, log_step=self.log_step[:, :, first::2]) for first in (0, 1))
+        return even, odd
 
     def delta(self, cells: Sequence[int], rule: Rule) -> float:
         """The gain that a decision over these cells must clear."""
@@ -186,16 +188,3 @@ def _decision(
         verdicts[name] = replace(verdicts[name], reason=reason)
     spread = float(evidence.aa_spread[cells].max())
     return Decision(name, reason, delta, spread, tuple(verdicts.values()))
-
-
-def cross_fitted_speedup(evidence: Evidence, cells: Sequence[int], rule: Rule, incumbent: str | None = None) -> float:
-    """Speed over the default of what the rule picks on one half of the rounds, scored on the other half.
-
-    Rule 1 is not applied: a half has too few rounds for it. 1.0 where the default is picked.
-    """
-    halves = evidence.of_rounds(slice(0, None, 2)), evidence.of_rounds(slice(1, None, 2))
-    gains = []
-    for choose, score in (halves, halves[::-1]):
-        pick = select_stable(choose, cells, replace(rule, min_rounds=1), incumbent).candidate
-        gains.append(float(np.nan_to_num(score.medians[score.candidates.index(pick), list(cells)]).mean()))
-    return float(np.exp(-np.mean(gains)))

@@ -11,9 +11,12 @@ import numpy as np
 import torch
 
 from dispatch.backends import Registry
-from dispatch.bench.harness import ROUNDS, Bench, DefaultFailed
+from dispatch.bench.harness import Bench, DefaultFailed
 from dispatch.bench.memory import free_bytes
+from dispatch.bench.phases import Phases
 from dispatch.bench.profiles import PlannedCell
+from dispatch.bench.rounds import ROUNDS
+from dispatch.bench.sanity import GpuWatch, watch_for
 from dispatch.bench.timer import CpuTimer, Timer
 from dispatch.conclude import conclude
 from dispatch.decision import Reason, Rule
@@ -54,12 +57,13 @@ def tune(
     stored: Samples | None = None,
     incumbent: Sequence[Box] = (),
     again: bool = False,
+    phases: Phases | None = None,
 ) -> tuple[StoredPlan, Samples]:
     """Measure and decide. `incumbent`: stored choices to be challenged.
 
     `stored`: samples of an earlier run. Its buckets are not measured once more, or with `again` they are, as far as
-    the time budget goes. Raises ConfigError and MeasureError before anything is measured; from then on, what fails is
-    left to the default.
+    the time budget goes. `phases`: told where the time goes. Raises ConfigError and MeasureError before anything is
+    measured; from then on, what fails is left to the default.
     """
     start = monotonic()
     able = eligible(request, device, registry)
@@ -74,8 +78,14 @@ def tune(
             unmeasured[bucket] = ONE_CANDIDATE
     todo = {b: cells[b] for b in request.buckets if b not in unmeasured and b not in measured}
     if todo:
-        bench = _bench(request, device, registry, able, todo)
-        _measure(bench, able, start + request.config.time_budget_s, progress, measured, unmeasured)
+        watch, phases = watch_for(device), phases or Phases()
+        _log.info("checks while tuning: %s", watch.describe())
+        with phases("waiting for an idle GPU"):
+            refusal = watch.refusal()
+        if refusal:
+            raise MeasureError(refusal)
+        bench = _bench(request, device, registry, able, todo, phases)
+        _measure(bench, able, watch, start + request.config.time_budget_s, progress, measured, unmeasured)
     for bucket in [b for b, why in unmeasured.items() if why == TIME_BUDGET_OVER and b in known]:
         measured[bucket] = known[bucket]
         del unmeasured[bucket]
@@ -99,13 +109,25 @@ def _bench(
     registry: Registry,
     able: Eligible,
     cells: Mapping[int, tuple[PlannedCell, ...]],
+    phases: Phases,
 ) -> Bench:
     torch_device = torch.device(device.kind)
     timer = timer_for(device)
     free = free_bytes(torch_device)
     try:
         sizes = able.workspace_bytes
-        return Bench(request.spec, cells, sizes, request.max_seq_len, registry, timer, torch_device, free)
+        return Bench(
+            request.spec,
+            cells,
+            sizes,
+            request.max_seq_len,
+            registry,
+            timer,
+            torch_device,
+            free,
+            phases,
+            request.plan_hidden,
+        )
     except (MemoryError, RuntimeError) as error:  # torch's out-of-memory error is a RuntimeError
         raise MeasureError(f"no memory to measure with: {error}".splitlines()[0]) from None
 
@@ -113,6 +135,7 @@ def _bench(
 def _measure(
     bench: Bench,
     able: Eligible,
+    watch: GpuWatch,
     deadline: float,
     progress: Progress,
     measured: dict[int, BucketSamples],
@@ -129,6 +152,8 @@ def _measure(
 
         def advance(samples: int, before: int = done, bucket: int = bucket) -> None:
             progress(before + samples, total, f"bucket {bucket}")
+            if throttling := watch.throttling():  # the driver tells it of this moment only: ask after every cell
+                raise MeasureError(throttling)
 
         try:
             samples = bench.measure(bucket, able.candidates(bucket), deadline, advance)
@@ -136,8 +161,9 @@ def _measure(
             _log.warning("bucket %d keeps its default, which failed: %s", bucket, error)
             unmeasured[bucket] = f"{FAILED_NOW if error.reason is Reason.FAILED else error.reason.value}: {error}"
         except Exception as error:  # memory, most likely; it costs this bucket its measurement, and nothing else
-            _log.warning("bucket %d keeps its default: %s", bucket, one_line(error))
-            unmeasured[bucket] = f"{FAILED_NOW}: {one_line(error)}"
+            why = str(error) if isinstance(error, MeasureError) else one_line(error)
+            _log.warning("bucket %d keeps its default: %s", bucket, why)
+            unmeasured[bucket] = f"{FAILED_NOW}: {why}"
         else:
             if monotonic() > deadline and complete_rounds(samples) < Rule().min_rounds:
                 unmeasured[bucket] = TIME_BUDGET_OVER

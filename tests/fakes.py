@@ -107,8 +107,10 @@ class ScriptedTimer:
     `layer_us(name, lengths, sample)`: lengths are those of the step, sample counts the timed steps of a recording.
     """
 
+    peak_bytes_per_s: float | None = None
+
     def __init__(self, layer_us: Callable, plan_us: Callable = lambda name: 0.0, chain_layers: int = 1) -> None:
-        self.layer_us, self.plan_us, self.chain_layers = layer_us, plan_us, chain_layers
+        self.layer_us, self.plan_us, self.chain_layers = layer_us, plan_us, (chain_layers,)
         self.order: list[tuple[str, tuple[int, ...]]] = []
 
     def record(self, impl, inputs, chain):
@@ -126,7 +128,7 @@ class _Scripted:
         for kv_cache, out in zip(self.chain.kv_caches, self.chain.outs, strict=True):
             self.impl.forward(self.chain.q, kv_cache, out, self.chain.sinks)
 
-    def time(self):
+    def time(self, layers):
         lengths = tuple(self.inputs.lengths_host.tolist())
         self.timer.order.append((self.impl.name, lengths))
         layer = self.timer.layer_us(self.impl.name, lengths, self.sample)

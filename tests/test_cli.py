@@ -134,6 +134,7 @@ def test_a_model_with_two_kinds_of_layers_gets_a_plan_for_each(run, tmp_path):
 def test_doctor_says_what_is_here_and_what_each_backend_serves(run):
     out = ok(run("doctor", "--model", "gemma-2-9b"))
     assert "device     " in out
+    assert "checks     while tuning: " in out
     assert "flashinfer-python" in out
     assert "logits soft cap: scaled_dot_product_attention has none" in out
     report = json.loads(ok(run("doctor", "--json")))

@@ -43,7 +43,7 @@ def layer_us(size_bytes, layers=4):
     recording = CudaTimer(device).record(Reads(size_bytes, device), pool.inputs(1, 256), pool.chain(1))
     for _ in range(50):
         recording.run()
-    return statistics.median(recording.time().layer_us for _ in range(15))
+    return statistics.median(recording.time(layers).layer_us for _ in range(15))
 
 
 def test_the_filler_is_subtracted_so_that_a_kernel_that_does_nothing_costs_a_launch_in_a_graph():
@@ -60,7 +60,7 @@ def test_tune_measures_checks_and_decides_on_the_gpu():
     request = TuneRequest(SPEC, (1, 4), 1024, 4096, DispatchConfig(time_budget_s=120))
     plan, samples = tune(request, current_device("cuda"), registry)
     assert {d.box.bucket for d in plan.boxes} == {1, 4}
-    assert [e for e in plan.excluded if e.reason.name != "DROPPED"] == []
+    assert plan.excluded == ()
     assert all((b.times[-1, 0] > 0).all() for b in samples.buckets)
 
 

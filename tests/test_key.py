@@ -135,6 +135,7 @@ REQUEST_CHANGES: dict[str, dict[str, Any]] = {
     "config": {"config": DispatchConfig(threshold=0.04)},
     "default": {"default": "torch_chunked"},
     "trace": {"trace": trace_of("1" * 16)},
+    "plan_hidden": {"plan_hidden": True},
 }
 CONFIG_CHANGES: dict[str, dict[str, Any]] = {
     "threshold": {"threshold": 0.0301},

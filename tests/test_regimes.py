@@ -10,7 +10,7 @@ import pytest
 from dispatch.decision import Reason, Rule
 from dispatch.regimes import decide_bucket
 from dispatch.samples import Box, Cell, Exclusion
-from tests.tables import DEFAULT, PRIORITY, bucket_of
+from tests.tables import DEFAULT, PRIORITY, ROUNDS, bucket_of
 
 XQA, CUDNN = "flashinfer_xqa", "flashinfer_cudnn"
 RULE = Rule()
@@ -167,3 +167,20 @@ def test_noise_around_a_threshold_does_not_flip_a_stored_plan(seed):
     for _ in range(20):
         again = [r.box for r in decide_bucket(bucket_of(draw(), grid), 1, PRIORITY, RULE, plan)]
         assert again == plan
+
+
+def test_a_choice_that_neither_half_of_the_rounds_makes_is_left_to_the_default():
+    # The twin is off by +2% in even rounds and -2% in odd ones: in all of them its median is near 0, so that a gain of
+    # 3.5% clears delta, and in each half it is 2%, so that a choice must gain 4%.
+    twin = [100.0] * ROUNDS
+    twin[0:10:2], twin[10::2] = [102.0] * 5, [99.9] * 3
+    twin[1:9:2], twin[9::2] = [98.0] * 4, [100.1] * 3
+    grid = cells(MEANS[:1])[:1]
+    (regime,) = decide_bucket(
+        bucket_of({DEFAULT: [100.0], "default/twin": [twin], XQA: [96.5]}, grid), 1, PRIORITY, RULE
+    )
+    assert (regime.box.candidate, regime.decision.reason, regime.speedup) == (DEFAULT, Reason.UNCONFIRMED, 1.0)
+    (verdict,) = regime.decision.verdicts
+    assert verdict.reason is Reason.UNCONFIRMED and verdict.mean_r == pytest.approx(np.log(0.965))
+    steady = {DEFAULT: [100.0], XQA: [96.5]}
+    assert decide_bucket(bucket_of(steady, grid), 1, PRIORITY, RULE)[0].box.candidate == XQA

@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dispatch.confirm import cross_fitted_speedup
 from dispatch.decision import Reason, Rule
 from dispatch.samples import TWIN, Exclusion
-from dispatch.selector import cross_fitted_speedup, select_stable
+from dispatch.selector import select_stable
 from tests.tables import DEFAULT, ROUNDS, bucket_of, evidence_of
 
 XQA, CUDNN, FA2 = "flashinfer_xqa", "flashinfer_cudnn", "flashinfer_fa2_tc"

@@ -24,6 +24,7 @@ from dispatch.samples import Box
 from dispatch.samplesfile import read_samples, samples_path, write_samples
 from dispatch.store import Store
 from dispatch.tuner import ABOVE_CAPACITY, ONE_CANDIDATE, tune
+from tests.fake_nvml import THERMAL, watch_of
 from tests.fakes import CPU, ScriptedTimer, backend, registry_of, spec_of
 
 
@@ -178,7 +179,7 @@ def test_when_the_budget_ends_measured_buckets_are_planned_and_the_rest_is_resum
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(clock))
     # one tick at the start, two a bucket: after three ticks the first bucket is done and the second is not begun
     ask = request(time_budget_s=2.5)
-    monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
     plan, samples = scripted({"a": 100, "b": 80}, ask=ask)
     assert winners(plan) == {1: "b"}
@@ -267,7 +268,7 @@ def test_another_setting_is_another_key(obtain, change):
 def test_a_partial_plan_is_resumed_by_the_next_run(obtain, monkeypatch):
     clock = iter(range(10_000))
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
     partial = obtain({"a": 100, "b": 80}, ask=request(time_budget_s=2.5))
     assert partial.plan.is_partial
@@ -280,7 +281,7 @@ def test_force_whose_budget_ends_keeps_what_was_stored_of_the_buckets_that_it_di
     obtain({"a": 100, "b": 80})
     clock = iter(range(10_000))
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
     again = obtain({"a": 100, "b": 120}, force=True, ask=request(time_budget_s=2.5))
     assert winners(again.plan) == {1: "a", 4: "b"}
@@ -293,7 +294,7 @@ def test_a_bucket_is_kept_when_the_budget_ends_after_the_rounds_that_the_rule_ne
 ):
     ask = request(buckets=(1,), max_seq_len=8)  # points 1, 2, 4, 8 and one profile: 4 cells, 3 timed arms a cell
     clock = iter(range(10_000))
-    monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: next(clock))
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)  # one look at the clock
     looks = iter([0, 0, 0])  # the start, before the bucket, after it: the budget has ended by then
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(looks, 10_000))
@@ -340,7 +341,7 @@ def test_a_default_that_has_no_valid_time_is_said_so(scripted):
 def test_force_measures_a_partial_plan_from_its_beginning(obtain, monkeypatch):
     clock = iter(range(10_000))
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
     assert obtain({"a": 100, "b": 80}, ask=request(time_budget_s=2.5)).plan.is_partial
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: 0)
@@ -425,3 +426,54 @@ def test_a_plan_file_for_something_else_is_refused_with_the_fields_that_differ(f
         Exception, match=r"plan\.json does not fit here: spec\.num_layers: the plan has 2, here it is 3"
     ):
         use(request(spec=spec_of(num_layers=3)))
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Tune under a watch over a GPU that answers so."""
+
+    def watch(**script):
+        monkeypatch.setattr(dispatch.bench.sanity, "sleep", lambda seconds: None)
+        monkeypatch.setattr(dispatch.tuner, "watch_for", lambda device: watch_of(**script))
+
+    return watch
+
+
+def test_while_another_process_computes_nothing_is_measured_and_nothing_stored(obtain, watched, tmp_path):
+    watched(busy=[90], pids={4711: 90})
+    backends = [backend("a"), backend("b")]
+    with pytest.raises(MeasureError, match=r"another process \(PID 4711\) computes on the GPU.*: tune when it is idle"):
+        obtain({"a": 100, "b": 80}, backends=backends)
+    assert backends[0].built == []
+    assert list(tmp_path.glob("*.json")) == []
+
+
+def test_a_stored_plan_is_used_whoever_computes(obtain, watched):
+    first = obtain({"a": 100, "b": 80})
+    watched(busy=[90])
+    assert obtain({"a": 100, "b": 80}).plan == first.plan
+
+
+def test_clocks_that_begin_to_throttle_cost_their_bucket_which_the_next_run_measures(obtain, watched, caplog):
+    ask = request(max_seq_len=8)  # bucket 1: four points, 15 rounds: 60 cells, and 2 looks before the start
+    watched(bits=[0] * (2 + 60 + 10) + [THERMAL])
+    first = obtain({"a": 100, "b": 80}, ask=ask).plan
+    assert winners(first) == {1: "b"}
+    assert first.unmeasured == {4: "failed, to be tried again: clocks throttle: hardware thermal slowdown"}
+    assert "bucket 4 keeps its default: clocks throttle: hardware thermal slowdown" in caplog.text
+    watched()
+    assert winners(obtain({"a": 100, "b": 70}, ask=ask).plan) == {1: "b", 4: "b"}
+
+
+def test_where_the_driver_tells_nothing_tuning_goes_on_and_one_line_says_what_is_not_checked(scripted, caplog):
+    with caplog.at_level(logging.INFO):
+        plan, _ = scripted({"a": 100, "b": 80})
+    assert winners(plan) == {1: "b", 4: "b"}
+    assert [r.message for r in caplog.records if "checks" in r.message] == ["checks while tuning: none (on a CPU)"]
+
+
+def test_a_backend_that_claims_more_than_the_memory_can_is_not_chosen(scripted, monkeypatch):
+    monkeypatch.setattr(ScriptedTimer, "peak_bytes_per_s", 1e12)  # 256 bytes a token: 512 tokens take 0.135 us
+    plan, _ = scripted({"a": 100, "b": 0.001, "c": 80}, ask=request(buckets=(1,)))
+    assert winners(plan) == {1: "c"}
+    assert {e.candidate for e in plan.excluded} == {"b"}

@@ -11,7 +11,7 @@ import torch
 
 from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, refuse
 from dispatch.device import DeviceFingerprint
-from dispatch.dtypes import TORCH_DTYPES
+from dispatch.dtypes import E4M3_MAX, TORCH_DTYPES
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
 
@@ -20,7 +20,6 @@ MOST_SPLITS = 128  # where FA3's own heuristic ends
 TILE_TOKENS = 128  # about the tokens of a tile: a row has no more parts than tiles
 FEW_SPLITS = 8  # a cheaper sum over the parts of short rows
 SMALL_BATCH = 16  # KV heads in a batch, up to which rows are split whatever their lengths
-E4M3_MAX = 448.0
 
 
 def most_splits(spec: AttentionSpec, units: int, max_kv: int) -> int:

@@ -28,6 +28,8 @@ BUILT_IN = {
     "torch_chunked": "dispatch.backends.torch_chunked:TorchChunked",
 }
 
+# Plain torch. In a CUDA graph, whose shapes are fixed, these read every row as far as the longest request served.
+FALLBACKS = ("torch_sdpa", "torch_chunked")
 FIRST = {9: "fa3", 10: "flashinfer_trtllm_gen"}  # by the major compute capability
 FIRST_ELSEWHERE = "flashinfer_fa2_tc"
 

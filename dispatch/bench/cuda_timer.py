@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from time import perf_counter_ns
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 from dispatch.backends.base import DecodeImpl
 from dispatch.bench.pool import Chain
+from dispatch.bench.sanity import nominal_bandwidth
 from dispatch.bench.timer import StepTime
 from dispatch.step import StepInputs
 
@@ -19,23 +22,24 @@ FLUSH_BYTES = 256 << 20  # above twice the L2 cache of any card so far (60 MB on
 # A layer's weights that are read between two attention kernels: without, consecutive kernels overlap by programmatic
 # dependent launch, which the matrix products of a model prevent, and the winner changes.
 FILLER_SHAPE = (8192, 4096)  # 64 MiB in 16 bits
-FILLER_ROUNDS = 15
+FILLER_ROUNDS = 31
 
 
 class CudaTimer:
     """Captures a candidate once, for the longest request; lengths are set through metadata, as in production."""
 
-    chain_layers = 8
+    chain_layers: tuple[int, ...] = (8, 2)
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.peak_bytes_per_s = nominal_bandwidth(device)
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
         self.weights = torch.zeros(FILLER_SHAPE, dtype=torch.bfloat16, device=device)
         self.hidden = torch.zeros(FILLER_SHAPE[1], dtype=torch.bfloat16, device=device)
         self.product = torch.empty(FILLER_SHAPE[0], dtype=torch.bfloat16, device=device)
         # one stream for all captures: cuBLAS keeps a workspace (32 MiB on Hopper) for each stream that it ever saw
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._filler: dict[int, torch.cuda.CUDAGraph] = {}
+        self._filler_us: dict[int, float] = {}
 
     def record(self, impl: DecodeImpl, inputs: StepInputs, chain: Chain) -> _Captured:
         return _Captured(self, impl, inputs, chain)
@@ -46,12 +50,12 @@ class CudaTimer:
             torch.mv(self.weights, self.hidden, out=self.product)
 
     def filler_us(self, layers: int) -> float:
-        """Microseconds of the filler of so many layers, alone; the median of several replays."""
-        if layers not in self._filler:
-            pool = torch.cuda.graph_pool_handle()
-            self._filler[layers] = self.capture(lambda: self.fill(layers), pool)
-        graph = self._filler[layers]
-        return statistics.median(self.replay_us(graph) for _ in range(FILLER_ROUNDS))
+        """Microseconds of the filler of so many layers, alone: measured once, so that all candidates lose the same."""
+        if layers not in self._filler_us:
+            graph = self.capture(lambda: self.fill(layers), torch.cuda.graph_pool_handle())
+            times = [self.replays_us([graph])[0] for _ in range(FILLER_ROUNDS)]
+            self._filler_us[layers] = statistics.median(times)
+        return self._filler_us[layers]
 
     def capture(self, work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
         """Run once, so that everything is loaded and compiled, then capture."""
@@ -66,15 +70,19 @@ class CudaTimer:
                 work()
         return graph
 
-    def replay_us(self, graph: torch.cuda.CUDAGraph) -> float:
-        """Microseconds of one replay over a cold cache. The flush also hides the launch from the clock."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    def replays_us(self, graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
+        """Microseconds of each graph, replayed one after the other over a cold cache.
+
+        The flush also gives the host time to launch them all, so that no launch is on the clock.
+        """
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(graphs) + 1)]  # type: ignore[no-untyped-call]
         self.flush.fill_(0)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e3
+        events[0].record()
+        for graph, end in zip(graphs, events[1:], strict=True):
+            graph.replay()
+            end.record()
+        events[-1].synchronize()
+        return [float(begin.elapsed_time(end)) * 1e3 for begin, end in pairwise(events)]
 
 
 class _Captured:
@@ -87,20 +95,21 @@ class _Captured:
         # use as scratch if it shared the pool. Never the engine's.
         pool = torch.cuda.graph_pool_handle()
         self.begin = timer.capture(lambda: impl.begin_step(inputs), pool)
-        self.layers = timer.capture(self._forward, pool)
-        self.filler_us = timer.filler_us(len(chain.kv_caches))
+        counts = {min(n, len(chain.outs)) for n in timer.chain_layers}
+        self.layers = {n: timer.capture(partial(self._forward, n), pool) for n in counts}
 
     def run(self) -> None:
         self._plan()
         self.begin.replay()
-        self.layers.replay()
+        self.layers[len(self.chain.outs)].replay()
         torch.cuda.synchronize(self.timer.device)
 
-    def time(self) -> StepTime:
+    def time(self, layers: int) -> StepTime:
+        filler_us = self.timer.filler_us(layers)
+        torch.cuda.synchronize(self.timer.device)  # or the plan would wait for what came before it
         plan_us = self._plan()
-        begin_us = self.timer.replay_us(self.begin)
-        chain_us = self.timer.replay_us(self.layers) - self.filler_us
-        return StepTime(plan_us, begin_us, chain_us / len(self.chain.kv_caches))
+        begin_us, chain_us = self.timer.replays_us([self.begin, self.layers[layers]])
+        return StepTime(plan_us, begin_us, (chain_us - filler_us) / layers)
 
     def _plan(self) -> float:
         start = perf_counter_ns()
@@ -108,7 +117,7 @@ class _Captured:
             self.impl.plan(self.inputs)
         return (perf_counter_ns() - start) / 1e3
 
-    def _forward(self) -> None:
-        for kv_cache, out in zip(self.chain.kv_caches, self.chain.outs, strict=True):
+    def _forward(self, layers: int) -> None:
+        for kv_cache, out in zip(self.chain.kv_caches[:layers], self.chain.outs[:layers], strict=True):
             self.impl.forward(self.chain.q, kv_cache, out, self.chain.sinks)
             self.timer.fill()

@@ -80,29 +80,25 @@ class PagedPool:
         return Chain(q.to(dtype), self.kv_caches, outs, sinks)
 
     def load(
-        self,
-        inputs: StepInputs,
-        lengths: Sequence[int] | NDArray[np.int64],
-        rng: np.random.Generator,
-        num_pages: int | None = None,
+        self, inputs: StepInputs, lengths: Sequence[int] | NDArray[np.int64], num_pages: int | None = None
     ) -> None:
         """Give every row pages of its own, in random order out of the whole pool, and set its length, in place.
 
         `num_pages`: use only the first so many of the pool. Raises MeasureError where they are too few.
         """
-        counts = [self.spec.max_pages(int(length)) for length in lengths]
-        table = np.full(tuple(inputs.block_table.shape), RESERVED_PAGE, dtype=np.int32)
-        free = rng.permutation(num_pages or self.num_pages) + 1
-        if sum(counts) > len(free):
-            raise MeasureError(f"the rows need {sum(counts)} pages; the pool has {len(free)}")
-        taken = 0
-        for row, pages in enumerate(counts):
-            table[row, :pages] = free[taken : taken + pages]
-            taken += pages
+        have = num_pages or self.num_pages
+        needed = int((-(-np.asarray(lengths) // self.spec.page_size)).sum())
+        if needed > have:
+            raise MeasureError(f"the rows need {needed} pages; the pool has {have}")
         inputs.num_live = len(lengths)
         inputs.lengths_host.copy_(torch.as_tensor(np.asarray(lengths, dtype=np.int32)))
         inputs.lengths.copy_(inputs.lengths_host)
-        inputs.block_table.copy_(torch.from_numpy(table))
+        order = torch.randperm(have, generator=self.random, device=self.device, dtype=torch.int32) + 1
+        counts = (inputs.lengths + self.spec.page_size - 1) // self.spec.page_size
+        ends = counts.cumsum(0)
+        column = torch.arange(inputs.block_table.shape[1], device=self.device)
+        mine = order[((ends - counts)[:, None] + column).clamp_(max=have - 1)]
+        inputs.block_table.copy_(torch.where(column < counts[:, None], mine, RESERVED_PAGE))
 
     def _pages(self, head_dim: int) -> torch.Tensor:
         spec = self.spec

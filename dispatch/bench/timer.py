@@ -30,16 +30,19 @@ class Recording(Protocol):
         """One step as it is served: plan if needed, begin_step, every layer; returns when outputs are there."""
         ...
 
-    def time(self) -> StepTime:
-        """One timed step."""
+    def time(self, layers: int) -> StepTime:
+        """One timed step over the first `layers` of the chain: one of the timer's `chain_layers`, or all there are."""
         ...
 
 
 class Timer(Protocol):
     """How steps are run and timed on one kind of device."""
 
-    chain_layers: int
-    """Layers, each with a KV cache of its own, to run back to back where memory allows."""
+    chain_layers: tuple[int, ...]
+    """Layers, each with a KV cache of its own, to run back to back where memory allows: of short ones, of long ones."""
+
+    peak_bytes_per_s: float | None
+    """What the device's memory can be read with at most; a sample that implies more is an error. None: not known."""
 
     def record(self, impl: DecodeImpl, inputs: StepInputs, chain: Chain) -> Recording:
         """Make a candidate ready; `inputs` and `chain` are the buffers it will always use."""
@@ -49,7 +52,9 @@ class Timer(Protocol):
 class CpuTimer:
     """Eager calls and a monotonic clock."""
 
-    chain_layers = 2  # by the time that a layer comes again, the other one has passed through the cache
+    peak_bytes_per_s: float | None = None
+    # by the time that a layer comes again, the other one has passed through the cache
+    chain_layers: tuple[int, ...] = (2,)
 
     def record(self, impl: DecodeImpl, inputs: StepInputs, chain: Chain) -> Recording:
         return _Eager(impl, inputs, chain)
@@ -62,9 +67,9 @@ class _Eager:
     chain: Chain
 
     def run(self) -> None:
-        self.time()
+        self.time(len(self.chain.outs))
 
-    def time(self) -> StepTime:
+    def time(self, layers: int) -> StepTime:
         impl, inputs, chain = self.impl, self.inputs, self.chain
         start = perf_counter_ns()
         if impl.needs_plan:
@@ -72,7 +77,7 @@ class _Eager:
         planned = perf_counter_ns()
         impl.begin_step(inputs)
         begun = perf_counter_ns()
-        for kv_cache, out in zip(chain.kv_caches, chain.outs, strict=True):
+        for kv_cache, out in zip(chain.kv_caches[:layers], chain.outs[:layers], strict=True):
             impl.forward(chain.q, kv_cache, out, chain.sinks)
-        layer_ns = (perf_counter_ns() - begun) / len(chain.outs)
+        layer_ns = (perf_counter_ns() - begun) / layers
         return StepTime((planned - start) / 1e3, (begun - planned) / 1e3, layer_ns / 1e3)

@@ -1,4 +1,4 @@
-"""`bench`: what the parts cost on this machine, as ratios within one run."""
+"""`bench`: what the parts cost on this machine, and whether what is timed can be relied on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import json
 
 import click
 
+from dispatch.cli.bench_truth import truth
+
 IMPLEMENTATIONS = {"cpp": "BackendPlan, C++", "python": "BackendPlan, Python", "dict_bisect": "dict with bisect"}
 
 
 @click.group()
 def bench() -> None:
-    """Measure the package's own costs; every ratio comes from one run."""
+    """Measure the package itself: what it costs, and whether its timings are what a model sees."""
+
+
+bench.add_command(truth)
 
 
 @bench.command()

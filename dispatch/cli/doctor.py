@@ -21,6 +21,7 @@ def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) ->
     from rich.table import Table
 
     from dispatch.backends import registry
+    from dispatch.bench.sanity import watch_for
     from dispatch.cli.render import console
     from dispatch.config import DispatchConfig
     from dispatch.device import current_device
@@ -30,7 +31,7 @@ def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) ->
     config = DispatchConfig.from_env()
     device = current_device()
     groups = load_model(model).layer_groups(tp, page_size, kv_dtype)
-    store = Store(config.cache_dir)
+    store, checks = Store(config.cache_dir), watch_for(device).describe()
     answers = [{name: registry.support(name, spec, device) for name in registry.names()} for spec in groups]
     if as_json:
         report = {
@@ -38,6 +39,7 @@ def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) ->
             "libraries": {name: _installed(name) for name in LIBRARIES},
             "enabled": config.enabled,
             "store": str(store.folder),
+            "checks": checks,
             "layers": [
                 {"spec": spec.to_json(), "backends": {n: {"ok": s.ok, "reason": s.reason} for n, s in answer.items()}}
                 for spec, answer in zip(groups, answers, strict=True)
@@ -51,6 +53,7 @@ def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) ->
     switch = "on" if config.enabled else "off (set ENABLE_DYNAMIC_DECODE_BACKEND=1)"
     out.print(f"switch     {switch}", highlight=False)
     out.print(f"store      {store.folder}", highlight=False)
+    out.print(f"checks     while tuning: {checks}", highlight=False)
     for spec, answer in zip(groups, answers, strict=True):
         table = Table(title=f"{model}: {spec.describe()}", title_justify="left")
         table.add_column("backend")

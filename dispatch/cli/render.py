@@ -18,10 +18,22 @@ MISS_MARK = " "
 FULL = "full"  # the mean KV of a full server, which differs from bucket to bucket
 
 
-def console() -> Console:
-    """Standard output; wide enough for the tables where it is a file or a pipe."""
-    out = Console()
-    return out if out.is_terminal else Console(width=120)
+def console(stderr: bool = False) -> Console:
+    """Standard output, or error; wide enough for the tables where it is a file or a pipe."""
+    out = Console(stderr=stderr)
+    return out if out.is_terminal else Console(width=120, stderr=stderr)
+
+
+def phases_view(seconds: Mapping[str, float]) -> Table:
+    """Where the time of a tuning run went, the most first."""
+    total = sum(seconds.values())
+    table = Table(caption=f"{total:.1f} s in all; kernels are compiled once on a machine")
+    table.add_column("time spent on")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    for phase, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        table.add_row(phase, f"{spent:.2f}", f"{spent / total:.0%}")
+    return table
 
 
 def plan_view(plan: StoredPlan, samples: Samples | None) -> RenderableType:
@@ -106,8 +118,7 @@ def left_out(plan: StoredPlan) -> list[RenderableType]:
     lines: list[RenderableType] = [Text(f"refused: {name}: {why}", style="dim") for name, why in plan.refused.items()]
     by_reason: dict[tuple[str, str], list[str]] = {}
     for e in plan.excluded:
-        if e.reason is not Reason.DROPPED:
-            by_reason.setdefault((e.candidate, f"{e.reason.value}: {e.detail}"), []).append(str(e.bucket))
+        by_reason.setdefault((e.candidate, f"{e.reason.value}: {e.detail}"), []).append(str(e.bucket))
     for (candidate, why), buckets in by_reason.items():
         lines.append(Text(f"excluded at batch {', '.join(dict.fromkeys(buckets))}: {candidate}: {why}", style="red"))
     return lines

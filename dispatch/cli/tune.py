@@ -45,11 +45,13 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--max-seq-len", type=click.IntRange(min=1), help="Longest request, tokens. [65536; on a CPU 2048]")
 @click.option("--default", "default", help="Backend that the others must beat. [default: first in priority]")
 @click.option("--trace", type=click.Path(path_type=Path), help="CSV of requests: input_tokens,output_tokens.")
+@click.option("--plan-hidden", is_flag=True, help="The engine plans a step while another runs: plan() is free.")
 @click.option("--device", "kind", type=click.Choice(["cuda", "cpu"]), help="[default: cuda if there is one]")
 @config_options
 @click.option("--force", is_flag=True, help="Measure again; the stored choices stay unless they are beaten.")
 @click.option("--out", type=click.Path(path_type=Path), help="Also write the plan here, for machines like this one.")
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Use this plan file; measure nothing.")
+@click.option("--profile-time", is_flag=True, help="Also print where the time went.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
 def tune(
     model: str,
@@ -62,16 +64,20 @@ def tune(
     max_seq_len: int | None,
     default: str | None,
     trace: Path | None,
+    plan_hidden: bool,
     kind: str | None,
     force: bool,
     out: Path | None,
     plan_file: Path | None,
+    profile_time: bool,
     as_json: bool,
     **settings: Any,
 ) -> None:
     """Measure which backend is stably fastest for each batch size and length, and store the plan."""
     from dispatch.backends import registry
+    from dispatch.bench.phases import Phases
     from dispatch.bench.trace import read_trace
+    from dispatch.cli.render import console, phases_view
     from dispatch.device import current_device
     from dispatch.models import load_model
     from dispatch.obtain import obtain_plan, plan_from_file
@@ -89,21 +95,25 @@ def tune(
     served = _buckets(buckets, max_batch_size, most)
     capacity = kv_capacity or _capacity(device, groups, served[-1] * max_seq_len)
     traffic = read_trace(trace) if trace else None
-    requests = [TuneRequest(spec, served, max_seq_len, capacity, config, default, traffic) for spec in groups]
-    store = Store(config.cache_dir)
+    requests = [
+        TuneRequest(spec, served, max_seq_len, capacity, config, default, traffic, plan_hidden) for spec in groups
+    ]
+    store, phases = Store(config.cache_dir), Phases()
     obtained = []
     for request in requests:
         if plan_file is not None:
             obtained.append(plan_from_file(plan_file, request, device, registry, store))
             continue
         with _progress(request, quiet=as_json) as progress:
-            obtained.append(obtain_plan(request, device, registry, store, progress, force))
+            obtained.append(obtain_plan(request, device, registry, store, progress, force, phases))
     if out is not None:
         _write(out, obtained)
     if as_json:
         _print_json(obtained)
     else:
         _print_tables(f"{loaded.name} on {device.describe()}", requests[0], obtained, out)
+    if profile_time and phases.seconds:
+        console(stderr=as_json).print(phases_view(phases.seconds))
 
 
 def _buckets(text: str | None, max_batch_size: int | None, most: int) -> tuple[int, ...]:

@@ -1,0 +1,36 @@
+"""Whether a choice gains where it did not choose: halves of the rounds choose for each other. Pure; needs numpy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dispatch.decision import Decision, Reason, Rule
+from dispatch.selector import Evidence, select_stable
+
+
+def confirmed(evidence: Evidence, decision: Decision, cells: Sequence[int], rule: Rule) -> Decision:
+    """A new choice, if there is a gain where each half of the rounds chooses for the other; or else the default."""
+    default = evidence.candidates[0]
+    if decision.candidate == default or decision.reason is Reason.INCUMBENT:
+        return decision
+    if cross_fitted_speedup(evidence, cells, rule) > 1.0:
+        return decision
+    verdicts = tuple(
+        replace(v, reason=Reason.UNCONFIRMED) if v.candidate == decision.candidate else v for v in decision.verdicts
+    )
+    return replace(decision, candidate=default, reason=Reason.UNCONFIRMED, verdicts=verdicts)
+
+
+def cross_fitted_speedup(evidence: Evidence, cells: Sequence[int], rule: Rule, incumbent: str | None = None) -> float:
+    """Speed over the default of what the rule picks on one half of the rounds, scored on the other half.
+
+    Rule 1 is not applied: a half has too few rounds for it. 1.0 where the default is picked.
+    """
+    gains = []
+    for choose, score in (evidence.halves, evidence.halves[::-1]):
+        pick = select_stable(choose, cells, replace(rule, min_rounds=1), incumbent).candidate
+        gains.append(float(np.nan_to_num(score.medians[score.candidates.index(pick), list(cells)]).mean()))
+    return float(np.exp(-np.mean(gains)))

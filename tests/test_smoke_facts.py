@@ -1,0 +1,145 @@
+"""What samples say to the facts: made-up times, so that every figure can be told beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dispatch.decision import Rule
+from dispatch.samples import BucketSamples, Cell, Samples
+from smoke.facts_from_samples import from_samples
+from smoke.facts_samples import (
+    backend_ratios,
+    best_gain,
+    equal_tuned,
+    fastest_bandwidth,
+    kernel_cost,
+    own_rule,
+    step_cost,
+)
+from tests.fakes import spec_of
+from tests.tables import PRIORITY, bucket_of
+
+CUDNN, XQA, TC = "flashinfer_cudnn", "flashinfer_xqa", "flashinfer_fa2_tc"
+# At mean KV 100 cuDNN is the fastest of equal lengths, and slower where they are ragged.
+CELLS = (
+    Cell(100, 100, "equal"),
+    Cell(100, 110, "lognormal-0.3"),
+    Cell(100, 400, "lognormal-0.7"),
+    Cell(100, 900, "trace"),
+    Cell(1000, 1000, "equal"),
+    Cell(1000, 4000, "trace"),
+)
+TIMES = {
+    "fa3": [10.0, 10.0, 10.0, 10.0, 100.0, 100.0],
+    CUDNN: [8.0, 8.0, 12.5, 20.0, 110.0, 200.0],
+    XQA: [9.0, 9.0, 9.0, 8.0, 120.0, 125.0],
+}
+
+
+def samples_of(*buckets: BucketSamples, num_layers: int = 1, **spec) -> Samples:
+    key = {"spec": spec_of(**spec).to_json(), "max_seq_len": 5000}
+    return Samples(key, num_layers, "fa3", PRIORITY, Rule(), buckets)
+
+
+def with_plan(bucket: BucketSamples, name: str, plan_us: float) -> BucketSamples:
+    times = bucket.times.copy()
+    times[0, bucket.candidates.index(name)] = plan_us
+    return replace(bucket, times=times)
+
+
+def test_a_plan_of_equal_lengths_is_scored_where_they_are_ragged():
+    """At 100 it takes cuDNN, 10/12.5 = 0.8 and 10/20 = 0.5 of FA3's speed; at 1000 FA3 itself. 0.3 is not ragged."""
+    speeds = equal_tuned(samples_of(bucket_of(TIMES, CELLS)), kernel_cost)
+    assert speeds.mean == pytest.approx((0.8 * 0.5 * 1.0) ** (1 / 3))
+    assert speeds.worst == pytest.approx(0.5)
+    assert (speeds.cells, speeds.unmeasured) == (3, 0)
+
+
+def test_plan_counts_only_where_it_is_asked_for():
+    """With 5 us of plan() cuDNN is not the fastest any more: XQA is, 10/9 and 10/8 of FA3's speed."""
+    samples = samples_of(with_plan(bucket_of(TIMES, CELLS), CUDNN, 5.0))
+    assert equal_tuned(samples, kernel_cost).worst == pytest.approx(0.5)
+    assert equal_tuned(samples, step_cost).mean == pytest.approx((10 / 9 * 10 / 8 * 1.0) ** (1 / 3))
+
+
+def test_a_narrow_table_is_no_plan_for_ragged_batches():
+    times = {**TIMES, f"{XQA}[max_kv=4096]": [1.0] * len(CELLS)}
+    assert equal_tuned(samples_of(bucket_of(times, CELLS)), kernel_cost).worst == pytest.approx(0.5)
+
+
+def test_ragged_cells_without_a_time_of_the_pick_are_counted():
+    times = {**TIMES, CUDNN: [8.0, 8.0, np.nan, 20.0, 110.0, 200.0]}
+    speeds = equal_tuned(samples_of(bucket_of(times, CELLS)), kernel_cost)
+    assert (speeds.cells, speeds.unmeasured) == (2, 1)
+    assert speeds.mean == pytest.approx((0.5 * 1.0) ** (1 / 2))
+
+
+def test_a_candidate_that_was_dropped_after_some_rounds_is_compared_with_the_same_rounds():
+    """cuDNN has the first five rounds of the trace's cell alone, in which FA3 too took twice as long."""
+    slow = np.repeat(np.array(TIMES["fa3"])[:, None], 15, axis=1)
+    cudnn = np.repeat(np.array(TIMES[CUDNN])[:, None], 15, axis=1)
+    slow[3, :5], cudnn[3, :5], cudnn[3, 5:] = 20.0, 40.0, np.nan
+    speeds = equal_tuned(samples_of(bucket_of({**TIMES, "fa3": slow, CUDNN: cudnn}, CELLS)), kernel_cost)
+    assert speeds.worst == pytest.approx(0.5)
+
+
+def test_our_rule_on_the_same_cells():
+    """XQA is the faster one in each cell at 100, and FA3 at 1000: 10/9, 10/8 and 1."""
+    speeds = own_rule(samples_of(bucket_of(TIMES, CELLS)), step_cost)
+    assert speeds.mean == pytest.approx((10 / 9 * 10 / 8 * 1.0) ** (1 / 3))
+    assert speeds.worst == pytest.approx(1.0)
+
+
+def test_samples_without_ragged_lengths_say_so():
+    with pytest.raises(ValueError, match="ragged"):
+        equal_tuned(samples_of(bucket_of({"fa3": 10.0}, CELLS[:1])), kernel_cost)
+
+
+def test_backends_are_compared_on_the_trace_alone():
+    """cuDNN: 20/10 and 200/100. XQA: 8/10 and 125/100, whose geometric mean is 1."""
+    ratios = backend_ratios(samples_of(bucket_of(TIMES, CELLS)), kernel_cost)
+    assert ratios[CUDNN].geometric_mean == pytest.approx(2.0)
+    assert ratios[XQA].geometric_mean == pytest.approx(1.0)
+    assert (ratios[XQA].mean, ratios[XQA].least, ratios[XQA].most) == pytest.approx((1.025, 0.8, 1.25))
+    assert TC not in ratios
+
+
+def test_the_best_of_each_cell_over_fa3():
+    """10/8 by XQA, and 1 where FA3 is the fastest. What is not among the compared ones does not count."""
+    samples = samples_of(bucket_of({**TIMES, "flashinfer_fa2": 1.0}, CELLS))
+    gain = best_gain(samples, kernel_cost)
+    assert (gain.mean, gain.share_over_10_percent, gain.most, gain.cells) == pytest.approx((1.125, 0.5, 1.25, 2))
+    assert best_gain(samples, kernel_cost, [99]) is None
+
+
+def test_a_single_request_has_the_lengths_of_any_profile():
+    bucket = bucket_of({"fa3": [10.0], CUDNN: [5.0]}, [Cell(100, 100, "equal")], bucket=1)
+    assert best_gain(samples_of(bucket), kernel_cost).mean == pytest.approx(2.0)
+
+
+def test_kernels_count_once_a_layer_and_begin_step_once_a_step():
+    """FA3: 1 + 3 * 10 = 31; cuDNN: 3 * 10.3 = 30.9."""
+    bucket = bucket_of({"fa3": 10.0, CUDNN: 10.3}, [Cell(100, 300, "trace")])
+    times = bucket.times.copy()
+    times[1, 0] = 1.0
+    ratios = backend_ratios(samples_of(replace(bucket, times=times), num_layers=3), kernel_cost)
+    assert ratios[CUDNN].geometric_mean == pytest.approx(30.9 / 31)
+
+
+def test_bandwidth_is_that_of_the_fastest_layer():
+    """8 rows * 1000 tokens * 2 heads * 2 * 16 * 4 bytes = 2.048 MB in 2 us: 1.024 TB/s. Clipped cells are left out."""
+    cells = [Cell(1000, 1000, "equal"), Cell(1000, 5000, "trace")]
+    samples = samples_of(bucket_of({"fa3": [4.0, 4.0], CUDNN: [2.0, 2.0]}, cells))
+    assert fastest_bandwidth(samples) == [(8, 1000, 2.048e6, pytest.approx(1.024))]
+
+
+def test_rows_of_a_recorded_run():
+    """Every fact of the file is in the table, none as a failure."""
+    path = Path(__file__).parent.parent / "smoke/results/h200/qwen3-8b.samples.json.gz"
+    found = from_samples([path])
+    assert {row.fact.split()[0] for row in found.rows} == {"1b", "2", "8"}
+    assert not [row for row in found.rows if "failed" in row.now]
