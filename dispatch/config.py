@@ -75,7 +75,7 @@ class DispatchConfig:
     threshold: float = 0.03
     cluster_margin: float = 0.01
     exclude: tuple[str, ...] = ()
-    time_budget_s: float = 60.0
+    time_budget_s: float = 180.0
     cache_dir: Path | None = None
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a choice gains where it did not choose: halves of the rounds choose for each other. Pure; needs numpy alone."""
+"""Whether a choice gains where it did not choose: halves of the rounds choose for each other. Needs numpy alone."""
 
 from __future__ import annotations
 

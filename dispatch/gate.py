@@ -112,7 +112,7 @@ class Gate:
         for whole in self.chain.guarded_outs:
             whole.fill_(float("nan"))
         try:
-            recording.run()
+            recording.run(case.layers)
         except Exception as error:  # whatever a backend raises, it loses itself alone
             return f"{case.name}: {one_line(error)}"
         if changed := self._changed(case):

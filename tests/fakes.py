@@ -121,11 +121,11 @@ class _Scripted:
     def __init__(self, timer, impl, inputs, chain):
         self.timer, self.impl, self.inputs, self.chain, self.sample = timer, impl, inputs, chain, 0
 
-    def run(self):
+    def run(self, layers):
         if self.impl.needs_plan:
             self.impl.plan(self.inputs)
         self.impl.begin_step(self.inputs)
-        for kv_cache, out in zip(self.chain.kv_caches, self.chain.outs, strict=True):
+        for kv_cache, out in zip(self.chain.kv_caches[:layers], self.chain.outs[:layers], strict=True):
             self.impl.forward(self.chain.q, kv_cache, out, self.chain.sinks)
 
     def time(self, layers):

@@ -102,7 +102,7 @@ def test_without_flags_and_environment_it_is_off_with_the_documented_defaults() 
         "threshold": 0.03,
         "cluster_margin": 0.01,
         "exclude": (),
-        "time_budget_s": 60.0,
+        "time_budget_s": 180.0,
         "cache_dir": None,
     }
 
@@ -188,7 +188,7 @@ def test_an_empty_environment_value_counts_as_unset(option: Option, text: str) -
 def test_an_override_wins_over_the_environment_and_the_environment_over_the_default() -> None:
     env = {"DYN_DECODE_THRESHOLD": "0.1", "DYN_DECODE_CLUSTER_MARGIN": "0.2"}
     config = DispatchConfig.from_env(env, threshold=0.3, cluster_margin=None)
-    assert (config.threshold, config.cluster_margin, config.time_budget_s) == (0.3, 0.2, 60.0)
+    assert (config.threshold, config.cluster_margin, config.time_budget_s) == (0.3, 0.2, 180.0)
 
 
 def test_an_override_that_is_false_zero_or_empty_is_still_given() -> None:

@@ -42,7 +42,7 @@ def layer_us(size_bytes, layers=4):
     pool = PagedPool(SPEC, 64, layers, device)
     recording = CudaTimer(device).record(Reads(size_bytes, device), pool.inputs(1, 256), pool.chain(1))
     for _ in range(50):
-        recording.run()
+        recording.run(layers)
     return statistics.median(recording.time(layers).layer_us for _ in range(15))
 
 

@@ -122,7 +122,7 @@ def drifting(impl, q, out):
     """Leaves something in its scratch: right the first time, and wrong when the same comes again."""
     impl.first = getattr(impl, "first", impl.inputs.block_table.clone())
     impl.others = getattr(impl, "others", 0) + (not torch.equal(impl.first, impl.inputs.block_table))
-    if impl.others > 12 and int(impl.inputs.lengths[0]) == MAX_KV and impl.inputs.num_live == 8 and bool(q.any()):
+    if impl.others > 5 and int(impl.inputs.lengths[0]) == MAX_KV and impl.inputs.num_live == 8 and bool(q.any()):
         out.mul_(1.01)
 
 

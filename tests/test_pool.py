@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -80,6 +81,21 @@ def test_pages_come_in_random_order_out_of_the_whole_pool() -> None:
     # 64 of 1000 pages at random: all in the first or the last half with a probability of 2^-63, in order with 1/64!
     assert min(orders[0]) <= 500 < max(orders[0])
     assert orders[0] != sorted(orders[0])
+
+
+def test_a_new_order_comes_with_a_shuffle_and_until_then_another_beginning_of_the_same_one() -> None:
+    pool = pool_of(num_pages=1000)
+    inputs = pool.inputs(1, 16 * 64)
+    follows: list[set[tuple[int, int]]] = []
+    for shuffled in (False, False, True):
+        if shuffled:
+            pool.shuffle()
+        pool.load(inputs, [16 * 64])
+        row = inputs.block_table[0].tolist()
+        follows.append(set(pairwise(row)))
+    # two of 64 in a circle of 1000 overlap or not; either way no page has two successors
+    assert len({page for page, _ in follows[0] | follows[1]}) == len(follows[0] | follows[1])
+    assert len(follows[0] & follows[2]) < 32
 
 
 def test_only_the_first_pages_are_used_where_so_many_are_asked_for() -> None:

@@ -13,15 +13,13 @@ from typing import Any
 import torch
 
 from dispatch.backends.base import DecodeImpl
+from dispatch.bench.filler import Filler, FillerWeights
 from dispatch.bench.pool import Chain
 from dispatch.bench.sanity import nominal_bandwidth
 from dispatch.bench.timer import StepTime
 from dispatch.step import StepInputs
 
 FLUSH_BYTES = 256 << 20  # above twice the L2 cache of any card so far (60 MB on an H200)
-# A layer's weights that are read between two attention kernels: without, consecutive kernels overlap by programmatic
-# dependent launch, which the matrix products of a model prevent, and the winner changes.
-FILLER_SHAPE = (8192, 4096)  # 64 MiB in 16 bits
 FILLER_ROUNDS = 31
 
 
@@ -34,28 +32,28 @@ class CudaTimer:
         self.device = device
         self.peak_bytes_per_s = nominal_bandwidth(device)
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
-        self.weights = torch.zeros(FILLER_SHAPE, dtype=torch.bfloat16, device=device)
-        self.hidden = torch.zeros(FILLER_SHAPE[1], dtype=torch.bfloat16, device=device)
-        self.product = torch.empty(FILLER_SHAPE[0], dtype=torch.bfloat16, device=device)
+        self.weights = FillerWeights(device)
         # one stream for all captures: cuBLAS keeps a workspace (32 MiB on Hopper) for each stream that it ever saw
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._filler_us: dict[int, float] = {}
+        self._fillers: dict[int, Filler] = {}
+        self._filler_us: dict[tuple[int, int], float] = {}
 
     def record(self, impl: DecodeImpl, inputs: StepInputs, chain: Chain) -> _Captured:
         return _Captured(self, impl, inputs, chain)
 
-    def fill(self, layers: int = 1) -> None:
-        """Read what the weights of so many layers would be."""
-        for _ in range(layers):
-            torch.mv(self.weights, self.hidden, out=self.product)
+    def filler(self, batch: int) -> Filler:
+        """The rest of a layer for a batch."""
+        if batch not in self._fillers:
+            self._fillers[batch] = Filler(self.weights, batch)
+        return self._fillers[batch]
 
-    def filler_us(self, layers: int) -> float:
+    def filler_us(self, layers: int, batch: int) -> float:
         """Microseconds of the filler of so many layers, alone: measured once, so that all candidates lose the same."""
-        if layers not in self._filler_us:
-            graph = self.capture(lambda: self.fill(layers), torch.cuda.graph_pool_handle())
+        if (layers, batch) not in self._filler_us:
+            graph = self.capture(partial(self.filler(batch).layers, layers), torch.cuda.graph_pool_handle())
             times = [self.replays_us([graph])[0] for _ in range(FILLER_ROUNDS)]
-            self._filler_us[layers] = statistics.median(times)
-        return self._filler_us[layers]
+            self._filler_us[layers, batch] = statistics.median(times)
+        return self._filler_us[layers, batch]
 
     def capture(self, work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
         """Run once, so that everything is loaded and compiled, then capture."""
@@ -90,6 +88,8 @@ class _Captured:
 
     def __init__(self, timer: CudaTimer, impl: DecodeImpl, inputs: StepInputs, chain: Chain) -> None:
         self.timer, self.impl, self.inputs, self.chain = timer, impl, inputs, chain
+        self.batch = len(inputs.lengths_host)
+        self.filler = timer.filler(self.batch)
         self._plan()
         # A pool of its own: begin_step may leave tensors in it for the layers, which another candidate's graph would
         # use as scratch if it shared the pool. Never the engine's.
@@ -98,14 +98,14 @@ class _Captured:
         counts = {min(n, len(chain.outs)) for n in timer.chain_layers}
         self.layers = {n: timer.capture(partial(self._forward, n), pool) for n in counts}
 
-    def run(self) -> None:
+    def run(self, layers: int) -> None:
         self._plan()
         self.begin.replay()
-        self.layers[len(self.chain.outs)].replay()
+        self.layers[min(n for n in self.layers if n >= layers)].replay()
         torch.cuda.synchronize(self.timer.device)
 
     def time(self, layers: int) -> StepTime:
-        filler_us = self.timer.filler_us(layers)
+        filler_us = self.timer.filler_us(layers, self.batch)
         torch.cuda.synchronize(self.timer.device)  # or the plan would wait for what came before it
         plan_us = self._plan()
         begin_us, chain_us = self.timer.replays_us([self.begin, self.layers[layers]])
@@ -119,5 +119,6 @@ class _Captured:
 
     def _forward(self, layers: int) -> None:
         for kv_cache, out in zip(self.chain.kv_caches[:layers], self.chain.outs[:layers], strict=True):
+            self.filler.before()
             self.impl.forward(self.chain.q, kv_cache, out, self.chain.sinks)
-            self.timer.fill()
+            self.filler.after()

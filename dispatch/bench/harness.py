@@ -131,7 +131,7 @@ class Bench:
         end = monotonic() + WARM_UP_S
         while monotonic() < end:
             for arm in arms:
-                arm.recording.run()
+                arm.recording.run(len(self.pool.kv_caches))
         self.warm = True
 
 

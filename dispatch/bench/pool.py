@@ -48,6 +48,8 @@ class PagedPool:
             (self._pages(spec.head_dim_qk), self._pages(spec.head_dim_vo)) for _ in range(num_layers)
         )
         self.randomise(num_pages + 1)
+        self._orders: dict[int, torch.Tensor] = {}  # by the pages that they are an order of
+        self._host_random = np.random.default_rng(0)
 
     def randomise(self, count: int) -> None:
         """Fill the first pages of every layer with unit normals."""
@@ -79,12 +81,17 @@ class PagedPool:
             sinks = torch.randn(spec.num_qo_heads, generator=self.random, device=self.device)
         return Chain(q.to(dtype), self.kv_caches, outs, sinks)
 
+    def shuffle(self) -> None:
+        """Give out pages in a new order from now on."""
+        self._orders.clear()
+
     def load(
         self, inputs: StepInputs, lengths: Sequence[int] | NDArray[np.int64], num_pages: int | None = None
     ) -> None:
         """Give every row pages of its own, in random order out of the whole pool, and set its length, in place.
 
-        `num_pages`: use only the first so many of the pool. Raises MeasureError where they are too few.
+        The order is that of the last `shuffle`, from another page on each time. `num_pages`: use only the first so
+        many of the pool. Raises MeasureError where they are too few.
         """
         have = num_pages or self.num_pages
         needed = int((-(-np.asarray(lengths) // self.spec.page_size)).sum())
@@ -93,11 +100,14 @@ class PagedPool:
         inputs.num_live = len(lengths)
         inputs.lengths_host.copy_(torch.as_tensor(np.asarray(lengths, dtype=np.int32)))
         inputs.lengths.copy_(inputs.lengths_host)
-        order = torch.randperm(have, generator=self.random, device=self.device, dtype=torch.int32) + 1
+        if have not in self._orders:
+            order = torch.randperm(have, generator=self.random, device=self.device, dtype=torch.int32) + 1
+            self._orders[have] = order.repeat(2)  # so that any page may come first
+        first = int(self._host_random.integers(have))
         counts = (inputs.lengths + self.spec.page_size - 1) // self.spec.page_size
         ends = counts.cumsum(0)
         column = torch.arange(inputs.block_table.shape[1], device=self.device)
-        mine = order[((ends - counts)[:, None] + column).clamp_(max=have - 1)]
+        mine = self._orders[have][((ends - counts)[:, None] + column).clamp_(max=have - 1) + first]
         inputs.block_table.copy_(torch.where(column < counts[:, None], mine, RESERVED_PAGE))
 
     def _pages(self, head_dim: int) -> torch.Tensor:

@@ -23,9 +23,9 @@ ROUNDS = 15
 # After so many rounds, an arm that lost a cell to the default in each of them by more than this is not timed there any
 # more: no box with that cell could be its own.
 DROPS = {2: float(np.log(1.5)), 5: float(np.log(1.10))}
-# Above so many bytes of KV a layer (some 50 us on an H200) a few layers back to back are enough to time one, and there
+# Above so many bytes of KV a layer (some 30 us on an H200) a few layers back to back are enough to time one, and there
 # is no need to wait for more.
-LONG_LAYER_BYTES = 200 << 20
+LONG_LAYER_BYTES = 100 << 20
 
 
 @dataclass
@@ -65,6 +65,7 @@ class Rounds:
         """Time until all rounds are done, or until `deadline` on the monotonic clock."""
         rng = np.random.default_rng([SEED, len(inputs.lengths_host)])
         for round_ in range(ROUNDS):
+            self.pool.shuffle()
             for c, cell in enumerate(self.cells):
                 with phases("lengths and pages"):
                     self.pool.load(inputs, cell.lengths[round_])

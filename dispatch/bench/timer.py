@@ -26,12 +26,15 @@ class StepTime:
 class Recording(Protocol):
     """A candidate over fixed buffers, ready to run again and again with lengths set through them."""
 
-    def run(self) -> None:
-        """One step as it is served: plan if needed, begin_step, every layer; returns when outputs are there."""
+    def run(self, layers: int) -> None:
+        """One step as it is served: plan if needed, begin_step, the first `layers` of the chain, or more.
+
+        Returns when outputs are there.
+        """
         ...
 
     def time(self, layers: int) -> StepTime:
-        """One timed step over the first `layers` of the chain: one of the timer's `chain_layers`, or all there are."""
+        """One timed step over `layers` of the chain: one of the timer's `chain_layers`, or all there are."""
         ...
 
 
@@ -66,8 +69,8 @@ class _Eager:
     inputs: StepInputs
     chain: Chain
 
-    def run(self) -> None:
-        self.time(len(self.chain.outs))
+    def run(self, layers: int) -> None:
+        self.time(layers)
 
     def time(self, layers: int) -> StepTime:
         impl, inputs, chain = self.impl, self.inputs, self.chain

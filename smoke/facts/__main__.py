@@ -23,20 +23,20 @@ from dispatch.atomic import write_atomically
 from dispatch.bench.cuda_timer import CudaTimer
 from dispatch.device import current_device
 from dispatch.errors import one_line
-from smoke import facts_build, facts_clock, facts_from_samples, facts_kernels, facts_plan
-from smoke.facts_table import Found, show
+from smoke.facts import build, clock, from_samples, kernels, plan
+from smoke.facts.table import Found, show
 
 LIBRARIES = ("torch", "flashinfer-python", "tokenspeed-fa3", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13")
 CLOCKS = "clocks"  # always first: it wants a card that nothing has loaded yet
 ON_GPU: dict[str, Callable[[CudaTimer], Found]] = {
-    CLOCKS: facts_clock.clocks,
-    "1": facts_kernels.raggedness,
-    "2b": facts_kernels.straw_men,
-    "4": facts_kernels.ways_of_timing,
-    "5": facts_kernels.declared_maximum,
-    "6": facts_plan.plan_cost,
-    "3": facts_kernels.fp8,
-    "7": facts_kernels.fa3_of_flashinfer,
+    CLOCKS: clock.clocks,
+    "1": kernels.raggedness,
+    "2b": kernels.straw_men,
+    "4": kernels.ways_of_timing,
+    "5": kernels.declared_maximum,
+    "6": plan.plan_cost,
+    "3": kernels.fp8,
+    "7": kernels.fa3_of_flashinfer,
 }
 
 
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         print("no GPU here: only what samples files tell", flush=True)
     if options.samples and "samples" in wanted:
-        report.run("samples", partial(facts_from_samples.from_samples, options.samples))
+        report.run("samples", partial(from_samples.from_samples, options.samples))
     order = sorted((row for found in report.found.values() for row in found.rows), key=lambda row: row.fact.split()[0])
     show(order, f"DESIGN 2 on {report.device}")
 
@@ -116,11 +116,11 @@ def _on_gpu(report: Report, wanted: set[str]) -> None:
     timer = CudaTimer(torch.device("cuda"))
     names = [name for name in ON_GPU if name in wanted]
     if CLOCKS in names:
-        report.run(CLOCKS, partial(facts_clock.clocks, timer))
+        report.run(CLOCKS, partial(clock.clocks, timer))
         names.remove(CLOCKS)
     if names:
         start = monotonic()
-        facts_build.compile_modules("7" in names)
+        build.compile_modules("7" in names)
         print(f"compiled ahead: {monotonic() - start:.1f} s", flush=True)
     for name in names:
         report.run(name, partial(ON_GPU[name], timer))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,8 @@ from dispatch.backends import registry
 from dispatch.bench.cuda_timer import CudaTimer
 from dispatch.bench.pool import PagedPool
 from dispatch.step import StepInputs
-from smoke.facts_stand import drawn, layer_of
-from smoke.facts_table import Found, Row, listed
+from smoke.facts.stand import drawn, layer_of
+from smoke.facts.table import Found, Row, listed
 
 REPEATS = 50
 UNCOUNTED = 5
@@ -33,7 +34,7 @@ def plan_cost(timer: CudaTimer) -> Found:
     """6: impl.plan() and its parts, and the wrapper's plan(): with the GPU idle, in a loop and between replays."""
     spec = layer_of(32, 8)
     pool = PagedPool(spec, 1, 1, timer.device)  # lengths are all that plan() looks at
-    graph = timer.capture(lambda: timer.fill(8), torch.cuda.graph_pool_handle())
+    graph = timer.capture(partial(timer.filler(1).layers, 8), torch.cuda.graph_pool_handle())
     befores: dict[str, Nothing] = {"in a loop": lambda: None, "between replays": lambda: timer.replays_us([graph])}
     rows, found = [], {}
     for name in BACKENDS:

@@ -12,7 +12,7 @@ from dispatch.errors import one_line
 from dispatch.samples import Samples
 from dispatch.samplesfile import read_samples
 from dispatch.spec import AttentionSpec
-from smoke.facts_samples import (
+from smoke.facts.samples import (
     COMPARED,
     LARGE_BYTES,
     Speeds,
@@ -25,7 +25,7 @@ from smoke.facts_samples import (
     step_cost,
     trace_cells,
 )
-from smoke.facts_table import Found, Row
+from smoke.facts.table import Found, Row
 
 # By heads: (geometric mean of t_fa3 / t_pick), as DESIGN 2.1 and 2.2 have them from their data.
 EQUAL_TUNED = {(8, 1): "0.84", (32, 8): "0.93", (64, 8): "0.93"}

@@ -15,18 +15,18 @@ from dispatch.backends import DecodeImpl, registry
 from dispatch.bench.cuda_timer import CudaTimer
 from dispatch.bench.pool import PagedPool
 from dispatch.bench.profiles import LogNormal
+from dispatch.bench.rounds import LONG_LAYER_BYTES
 from dispatch.bench.sanity import check_bandwidth
 from dispatch.bench.timer import Recording, StepTime
 from dispatch.candidate import Candidate
 from dispatch.errors import one_line
 from dispatch.spec import AttentionSpec
 from dispatch.workspace import Workspaces
-from smoke.facts_bare import Bare
+from smoke.facts.bare import Bare
 
 ROUNDS = 15
 SEED = 2
 WARM_UP_S = 0.3
-LONG_LAYER_BYTES = 200 << 20  # as in the harness: above, two layers back to back are enough
 # Short names for the table; the order in which the figures are printed.
 BACKENDS = {"cudnn": "flashinfer_cudnn", "fa3": "fa3", "xqa": "flashinfer_xqa", "fa2_tc": "flashinfer_fa2_tc"}
 
@@ -113,9 +113,10 @@ class Stand:
         inputs = self.inputs[max_kv or self.max_kv]
         self._add(name, lambda: self.timer.record(build(), inputs, self.chain))
 
-    def add_bare(self, name: str, build: Callable[[], DecodeImpl], layers: int) -> None:
-        """As `add`, without the filler."""
-        self._add(name, lambda: Bare(self.timer, build(), self.inputs[self.max_kv], self.chain, layers))
+    def add_bare(self, name: str, build: Callable[[], DecodeImpl], layers: int, product: bool = False) -> None:
+        """As `add`, with nothing between the layers, or with a `product` alone."""
+        inputs = self.inputs[self.max_kv]
+        self._add(name, lambda: Bare(self.timer, build(), inputs, self.chain, layers, product))
 
     def measure(self) -> Measured:
         """Every arm once a round and cell, in shuffled order, on the same lengths."""
@@ -175,7 +176,7 @@ class Stand:
     def _runs(self, name: str) -> bool:
         """Run an arm once; one that fails is no arm any more."""
         try:
-            self.arms[name].run()
+            self.arms[name].run(1)
         except Exception as error:
             self._fail(name, error)
             del self.arms[name]

@@ -10,8 +10,8 @@ import pytest
 
 from dispatch.decision import Rule
 from dispatch.samples import BucketSamples, Cell, Samples
-from smoke.facts_from_samples import from_samples
-from smoke.facts_samples import (
+from smoke.facts.from_samples import from_samples
+from smoke.facts.samples import (
     backend_ratios,
     best_gain,
     equal_tuned,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from dispatch.bench.cuda_timer import CudaTimer
-from smoke.facts_impls import CudnnPublicCall, Fa3MetadataEachLayer, FlashInferFa3, xqa_general_kernel
-from smoke.facts_stand import BACKENDS, Stand, drawn, layer_of, layer_us, raw
-from smoke.facts_table import Found, Row, listed
+from smoke.facts.impls import CudnnPublicCall, Fa3MetadataEachLayer, FlashInferFa3, xqa_general_kernel
+from smoke.facts.stand import BACKENDS, Stand, drawn, layer_of, layer_us, raw
+from smoke.facts.table import Found, Row, listed
 
 LONGEST = 65536  # declared in most of the data
 CHAIN = 8
@@ -32,7 +32,7 @@ def raggedness(timer: CudaTimer) -> Found:
             f"1 raggedness: 8/1, batch 128, mean KV {means[cell]}, {cell}, us a layer",
             f"{then[cell]} (h200_chain_uniform_ragged.json, bare chain)",
             listed(layer_us(measured[cell])),
-            "with filler; begin_step not in it. " + stand.notes(),
+            "with the rest of a layer between; begin_step not in it. " + stand.notes(),
         )
         for cell in cells
     ]
@@ -71,7 +71,7 @@ def _public_cudnn(stand: Stand) -> CudnnPublicCall:
 
 
 def ways_of_timing(timer: CudaTimer) -> Found:
-    """4: single launches, a bare chain, and a chain with filler."""
+    """4: single launches, a bare chain, a chain with a product between, and one with the rest of a layer."""
     rows, found = [], {}
     for batch, kv, then in (
         (16, 4096, "single xqa 83, cudnn 80, fa3 82; chain 78, 69, 73; filler: xqa +2, others slightly less"),
@@ -83,12 +83,13 @@ def ways_of_timing(timer: CudaTimer) -> Found:
             build = partial(stand.build, BACKENDS[name])
             stand.add_bare(f"{name} single", build, 1)
             stand.add_bare(f"{name} chain", build, CHAIN)
+            stand.add_bare(f"{name} product", build, CHAIN, product=True)
             stand.add(f"{name} filler", build)
         measured = stand.measure()
         us = layer_us(measured[""])
         now = [
             f"{way} " + listed({name: us[f"{name} {way}"] for name in names if f"{name} {way}" in us})
-            for way in ("single", "chain", "filler")
+            for way in ("single", "chain", "product", "filler")
         ]
         rows.append(
             Row(
@@ -117,7 +118,14 @@ def declared_maximum(timer: CudaTimer) -> Found:
     for name, figures in then.items():
         now = ", ".join(f"{us[key]:.1f}" if (key := f"{name}@{tokens}") in us else "-" for tokens in tables)
         fact = f"5 declared maximum: 8/1, batch 1, KV 4089, {name}, table for {', '.join(map(str, tables))}"
-        rows.append(Row(fact, f"{figures} (h200_declared_max.json, bare chain)", now, "with filler. " + stand.notes()))
+        rows.append(
+            Row(
+                fact,
+                f"{figures} (h200_declared_max.json, bare chain)",
+                now,
+                "with the rest of a layer between. " + stand.notes(),
+            )
+        )
     return Found(tuple(rows), {"us": raw(measured)[""], "failed": stand.failed})
 
 

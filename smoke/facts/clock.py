@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from contextlib import suppress
+from functools import partial
 from time import monotonic, sleep
 
 import torch
 
 from dispatch.bench.cuda_timer import CudaTimer
-from smoke.facts_table import Found, Row
+from smoke.facts.table import Found, Row
 
 FIRST = 20  # replays that count as the first
 LOAD_S = 0.3
@@ -18,8 +19,8 @@ LAYERS = 8
 
 
 def clocks(timer: CudaTimer) -> Found:
-    """8: eight reads of 64 MiB without a warm-up, after 0.3 s of load, and after the card was idle again."""
-    graph = timer.capture(lambda: timer.fill(LAYERS), torch.cuda.graph_pool_handle())
+    """8: eight layers without attention: without a warm-up, after 0.3 s of load, and after the card was idle."""
+    graph = timer.capture(partial(timer.filler(1).layers, LAYERS), torch.cuda.graph_pool_handle())
     torch.cuda.synchronize()
     times, mhz = {}, {"at start": _mhz()}
     times["at start"] = _replays(timer, graph)
