@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dispatch.spec import AttentionSpec as AttentionSpec
     from dispatch.step import StepInputs as StepInputs
     from dispatch.store import Store as Store
+    from dispatch.traits import EngineTraits as EngineTraits
 
 _HOME = {
     "AttentionSpec": "dispatch.spec",
@@ -45,6 +46,7 @@ _HOME = {
     "DeviceFingerprint": "dispatch.device",
     "DispatchConfig": "dispatch.config",
     "DispatchError": "dispatch.errors",
+    "EngineTraits": "dispatch.traits",
     "Obtained": "dispatch.obtain",
     "PlanEntry": "dispatch._core",
     "StepInputs": "dispatch.step",

@@ -44,6 +44,8 @@ def eligible(request: TuneRequest, device: DeviceFingerprint, registry: Registry
             refused[name] = "excluded by DYN_DECODE_EXCLUDE"
         elif not support.ok:
             refused[name] = support.reason
+        elif registry.get(name).needs_exact_lengths and not request.traits.exact_lengths:
+            refused[name] = "needs the exact lengths on the host, and this engine knows only upper bounds there"
         else:
             backend = registry.get(name)
             try:

@@ -46,10 +46,17 @@ class Gate:
     """
 
     def __init__(
-        self, pool: PagedPool, inputs: StepInputs, chain: Chain, longest: int, phases: Phases | None = None
+        self,
+        pool: PagedPool,
+        inputs: StepInputs,
+        chain: Chain,
+        longest: int,
+        finite_kv: bool = False,
+        phases: Phases | None = None,
     ) -> None:
+        """`finite_kv`: what no row may read is large, as EngineTraits says, instead of NaN."""
         self.spec, self.pool, self.inputs, self.chain = pool.spec, pool, inputs, chain
-        self.phases = phases or Phases()
+        self.finite_kv, self.phases = finite_kv, phases or Phases()
         self.bucket = len(inputs.lengths_host)
         self.num_pages = gate_pages(self.spec, self.bucket, longest)
         self.sets = row_sets(self.spec, self.bucket, longest)
@@ -173,10 +180,10 @@ class Gate:
         return inputs
 
     def _random(self, name: str, lengths: Sequence[int], q: torch.Tensor | None = None, padding: int = 0) -> _Case:
-        """Random data; slots that no row may read hold NaN. The last `padding` rows are padding."""
+        """Random data; slots that no row may read hold NaN, or what is large. The last `padding` rows are padding."""
         spec, inputs = self.spec, self._step(lengths, self.bucket - padding)
         q = self.q if q is None else q
-        kv = only_visible(spec, self.kv, inputs)
+        kv = only_visible(spec, self.kv, inputs, self.finite_kv)
         expected = reference_decode(spec, q, kv, inputs, self.chain.sinks)
         return _Case(name, q, kv, inputs, lambda out: compare(spec, out, expected, inputs))
 
@@ -188,7 +195,7 @@ class Gate:
         keys = inputs.lengths if spec.sliding_window is None else inputs.lengths.clamp(max=spec.sliding_window)
         visible = keys.float()[:, None, None]
         weight = visible if self.chain.sinks is None else visible + torch.exp(self.chain.sinks.float())[None, :, None]
-        kv = only_visible(spec, (self.kv[0], coded), inputs)
+        kv = only_visible(spec, (self.kv[0], coded), inputs, self.finite_kv)
         scale = weight / spec.v_scale
         check = lambda out: count(out.float() * scale, counts, inputs)  # noqa: E731
         return _Case("uniform probe", torch.zeros_like(self.q), kv, inputs, check)

@@ -51,15 +51,16 @@ def gate_pages(spec: AttentionSpec, bucket: int, longest: int) -> int:
     return max(sum(spec.max_pages(n) for n in lengths) for lengths in row_sets(spec, bucket, longest))
 
 
-def only_visible(spec: AttentionSpec, kv: KVCache, inputs: StepInputs) -> KVCache:
-    """A copy of the pages in which every slot is NaN but those of a row's tokens.
+def only_visible(spec: AttentionSpec, kv: KVCache, inputs: StepInputs, finite: bool) -> KVCache:
+    """A copy of the pages in which every slot is NaN (`finite`: large) but those of a row's tokens.
 
     So is the reserved page, at which the unused entries of the block table point; its first slot keeps its value
     where a padding row reads it. Tokens that a sliding window has left behind are no NaN, for they were real once, but
     large: whoever gives them any weight is far off.
     """
     tokens = _Tokens(spec, inputs)
-    state = torch.full((kv[0].shape[0], spec.page_size), _NAN, dtype=torch.uint8, device=kv[0].device)
+    hidden = _LEFT_BEHIND if finite else _NAN
+    state = torch.full((kv[0].shape[0], spec.page_size), hidden, dtype=torch.uint8, device=kv[0].device)
     state[tokens.page, tokens.slot] = torch.where(tokens.position < tokens.first, _LEFT_BEHIND, _VISIBLE).to(
         state.dtype
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dispatch.backends import Registry
@@ -15,6 +15,7 @@ from dispatch.errors import ConfigError
 from dispatch.grid import check_buckets, kv_grid
 from dispatch.key import RULE_VERSION
 from dispatch.spec import AttentionSpec
+from dispatch.traits import EngineTraits
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +24,8 @@ class TuneRequest:
 
     `buckets`: captured batch sizes, ascending. `max_seq_len`: tokens of the longest request. `capacity`: KV tokens
     that the server can hold; larger cells are not measured. `default`: the backend that candidates must beat;
-    None: the first eligible one in priority order. `plan_hidden`: whether the engine plans a step while the one before
-    it runs, so that plan() counts as nothing. Raises ConfigError for sizes that cannot be served.
+    None: the first eligible one in priority order. Raises ConfigError for sizes that
+    cannot be served.
     """
 
     spec: AttentionSpec
@@ -34,7 +35,7 @@ class TuneRequest:
     config: DispatchConfig = field(default_factory=DispatchConfig)
     default: str | None = None
     trace: Trace | None = None
-    plan_hidden: bool = False
+    traits: EngineTraits = field(default_factory=EngineTraits)
 
     def __post_init__(self) -> None:
         check_buckets(self.buckets)
@@ -72,7 +73,7 @@ class TuneRequest:
             "capacity": self.capacity,
             "profiles": [profile.name for profile in self.profiles],
             "trace": None if self.trace is None else self.trace.digest,
-            "plan_hidden": self.plan_hidden,
+            "engine": asdict(self.traits),
             "threshold": self.config.threshold,
             "cluster_margin": self.config.cluster_margin,
             "rule_version": RULE_VERSION,

@@ -126,7 +126,7 @@ def _bench(
             torch_device,
             free,
             phases,
-            request.plan_hidden,
+            request.traits,
         )
     except (MemoryError, RuntimeError) as error:  # torch's out-of-memory error is a RuntimeError
         raise MeasureError(f"no memory to measure with: {error}".splitlines()[0]) from None

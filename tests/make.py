@@ -49,7 +49,7 @@ def make_key(**changes: Any) -> dict[str, Any]:
         "capacity": 8192,
         "profiles": ["equal", "lognormal-0.7"],
         "trace": None,
-        "plan_hidden": False,
+        "engine": {"plan_hidden": False, "finite_kv": False, "exact_lengths": True},
         "threshold": 0.03,
         "cluster_margin": 0.01,
         "rule_version": 1,

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from dispatch.backends import flashinfer_fa2
-from dispatch.backends.flashinfer_fa2 import FlashInferFa2, FlashInferFa2TensorCores, PageLists
+from dispatch.backends.flashinfer_fa2 import FlashInferFa2, FlashInferFa2TensorCores
 from dispatch.backends.flashinfer_trtllm_gen import FlashInferTrtllmGen
+from dispatch.backends.page_lists import HostPageLists, PageLists
 from dispatch.device import DeviceFingerprint
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
@@ -164,8 +165,9 @@ def inputs_of(lengths, page, width, bounds=None):
 def test_page_lists_match_a_plain_loop_and_never_move(page):
     longest = 300
     width = -(-longest // page)
-    lists = PageLists(5, width, page, torch.device("cpu"))
-    addresses = [t.data_ptr() for t in (lists.indptr, lists.indices, lists.last_page_len)]
+    lists, on_host = PageLists(5, width, page, torch.device("cpu")), HostPageLists(5, page)
+    buffers = (lists.indptr, lists.indices, lists.last_page_len, on_host.indptr, on_host.last_page_len)
+    addresses = [t.data_ptr() for t in buffers]
     for lengths in ([1, 1, 1, 1, 1], [longest, 1, page, page + 1, 2 * page], [longest] * 5, [7, longest, 1, 33, 299]):
         lengths = [min(n, longest) for n in lengths]
         for extra in (0, 3):  # an engine's table may be wider than what was built for
@@ -175,7 +177,10 @@ def test_page_lists_match_a_plain_loop_and_never_move(page):
             assert lists.indptr.tolist() == indptr
             assert lists.indices[: len(indices)].tolist() == indices
             assert lists.last_page_len.tolist() == last
-    assert addresses == [t.data_ptr() for t in (lists.indptr, lists.indices, lists.last_page_len)]
+        on_host.measure(inputs.lengths_host)
+        assert (on_host.indptr.tolist(), on_host.last_page_len.tolist()) == (indptr, last)
+    buffers = (lists.indptr, lists.indices, lists.last_page_len, on_host.indptr, on_host.last_page_len)
+    assert addresses == [t.data_ptr() for t in buffers]
 
 
 class FakeDecode(types.ModuleType):

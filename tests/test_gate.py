@@ -28,8 +28,8 @@ class Bench:
         self.pool = PagedPool(spec, gate_pages(spec, bucket, MAX_KV) + 3, 2, device())
         self.inputs, self.chain = self.pool.inputs(bucket, MAX_KV), self.pool.chain(bucket)
 
-    def check(self, cls, tactic=""):
-        gate = Gate(self.pool, self.inputs, self.chain, MAX_KV)
+    def check(self, cls, tactic="", finite_kv=False):
+        gate = Gate(self.pool, self.inputs, self.chain, MAX_KV, finite_kv)
         scratch = torch.zeros(0, dtype=torch.uint8)
         impl = cls().build(self.spec, self.bucket, MAX_KV, scratch, Candidate("it", tactic).knobs)
         gate.load_first()
@@ -240,6 +240,17 @@ FAULTS = [
 @pytest.mark.parametrize(("name", "layer", "bucket", "how"), FAULTS)
 def test_wrong_numbers_are_caught(name, layer, bucket, how):
     assert Bench(spec_of(**layer), bucket).check(backend("wrong", **how)) != ""
+
+
+def test_nan_behind_a_row_is_let_through_only_where_the_engine_never_has_any():
+    wrong = backend("multiplies what it masked", before=nan_times_zero)
+    assert Bench(spec_of(), 8).check(wrong) != ""
+    assert Bench(spec_of(), 8).check(wrong, finite_kv=True) == ""
+
+
+@pytest.mark.parametrize("how", [more_tokens(1), more_tokens(-1)])
+def test_a_token_too_many_or_too_few_is_found_where_no_slot_is_nan_too(how):
+    assert Bench(spec_of(), 8).check(backend("wrong", **how), finite_kv=True) != ""
 
 
 def test_a_kernel_that_does_not_repeat_its_own_bits_is_right_within_the_tolerance():

@@ -14,6 +14,7 @@ from dispatch.decision import Reason
 from dispatch.errors import MeasureError
 from dispatch.gate_inputs import gate_pages
 from dispatch.samples import TWIN
+from dispatch.traits import EngineTraits
 from tests.fakes import ScriptedTimer, backend, device, registry_of, spec_of
 
 MAX_KV = 64
@@ -164,7 +165,7 @@ def test_a_part_just_below_zero_is_zero():
 def test_plan_counts_as_nothing_where_the_engine_hides_it():
     timer = ScriptedTimer(lambda name, lengths, sample: 10.0, plan_us=lambda name: 50.0)
     bench = bench_of(backend("a"), backend("b"), timer=timer)
-    bench.plan_hidden = True
+    bench.traits = EngineTraits(plan_hidden=True)
     plan, _, layer = measure(bench, "a", "b").times
     assert (plan == 0).all() and (layer == 10).all()
 

@@ -22,6 +22,7 @@ from dispatch.errors import DispatchError
 from dispatch.key import canonical, check_key, differences, digest
 from dispatch.request import TuneRequest
 from dispatch.spec import AttentionSpec
+from dispatch.traits import EngineTraits
 from tests.make import get_at, make_key, make_spec, paths, put_at
 
 
@@ -135,7 +136,7 @@ REQUEST_CHANGES: dict[str, dict[str, Any]] = {
     "config": {"config": DispatchConfig(threshold=0.04)},
     "default": {"default": "torch_chunked"},
     "trace": {"trace": trace_of("1" * 16)},
-    "plan_hidden": {"plan_hidden": True},
+    "traits": {"traits": EngineTraits(plan_hidden=True)},
 }
 CONFIG_CHANGES: dict[str, dict[str, Any]] = {
     "threshold": {"threshold": 0.0301},

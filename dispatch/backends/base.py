@@ -62,10 +62,11 @@ class DecodeImpl(ABC):
 class Backend(ABC):
     """A kernel family, registered under its one explicit name.
 
-    `family`: backends that may share a scratch. `distribution`: the installed package whose version is part of a
-    stored plan's key.
+    `needs_exact_lengths`: whether an upper bound in StepInputs.lengths_host would not do. `family`: backends that may
+    share a scratch. `distribution`: the installed package whose version is part of a stored plan's key.
     """
 
+    needs_exact_lengths: ClassVar[bool] = False
     family: ClassVar[str]
     distribution: ClassVar[str]
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, refuse
+from dispatch.backends.page_lists import HostPageLists, PageLists
 from dispatch.device import DeviceFingerprint
 from dispatch.dtypes import TORCH_DTYPES
 from dispatch.spec import DTYPE_BYTES, AttentionSpec
@@ -74,8 +75,9 @@ class _Fa2(Backend):
 
 
 class FlashInferFa2(_Fa2):
-    """CUDA cores. `StepInputs.lengths_host` must be exact: a chunk planned past a row's end never ends."""
+    """CUDA cores. A chunk planned further past a row's end than a tile (8 tokens) runs for minutes."""
 
+    needs_exact_lengths = True
     family = "flashinfer_fa2"
     tensor_cores = False
 
@@ -106,35 +108,6 @@ def _partials_bytes(spec: AttentionSpec, rows: int) -> int:
     return spec.num_qo_heads * rows * (spec.head_dim_vo + 1) * 4 + ALIGNMENT_BYTES
 
 
-class PageLists:
-    """The pages of each row as CSR, in buffers that never move.
-
-    Row i has pages indices[indptr[i] : indptr[i + 1]], the last of which holds last_page_len[i] tokens.
-    """
-
-    def __init__(self, batch_size: int, max_pages: int, page_size: int, device: torch.device) -> None:
-        self.max_pages, self.page_size = max_pages, page_size
-        self.indptr = torch.zeros(batch_size + 1, dtype=torch.int32, device=device)
-        self.last_page_len = torch.ones(batch_size, dtype=torch.int32, device=device)
-        self.indices = torch.zeros(batch_size * max_pages + 1, dtype=torch.int32, device=device)  # + 1: see `fill`
-        self.columns = torch.arange(max_pages, device=device)
-
-    def measure(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Set indptr and last_page_len; the number of pages of each row. Static shapes: a graph can capture it."""
-        pages = (lengths + (self.page_size - 1)) // self.page_size
-        torch.cumsum(pages, 0, dtype=torch.int32, out=self.indptr[1:])
-        torch.sub(lengths, (pages - 1) * self.page_size, out=self.last_page_len)
-        return pages
-
-    def fill(self, lengths: torch.Tensor, block_table: torch.Tensor) -> None:
-        """Set everything from [rows] and [rows, pages], on the device. Unused entries land in the buffer's last."""
-        pages = self.measure(lengths)
-        table, columns = block_table[:, : self.max_pages], self.columns[: block_table.shape[1]]
-        place = self.indptr[:-1, None] + columns
-        place.masked_fill_(columns >= pages[:, None], len(self.indices) - 1)
-        self.indices.scatter_(0, place.flatten(), table.flatten())
-
-
 class _Planned(DecodeImpl):
     needs_plan = True
 
@@ -143,7 +116,7 @@ class _Planned(DecodeImpl):
     ) -> None:
         max_pages = spec.max_pages(max_kv)
         self.on_device = PageLists(batch_size, max_pages, spec.page_size, workspace.device)
-        self.on_host = PageLists(batch_size, 0, spec.page_size, torch.device("cpu"))
+        self.on_host = HostPageLists(batch_size, spec.page_size)
         self.decode = importlib.import_module("flashinfer.decode")
         self.wrapper: Any = self.decode.BatchDecodeWithPagedKVCacheWrapper(
             workspace,

@@ -21,6 +21,7 @@ from dispatch.gate_inputs import gate_pages
 from dispatch.samples import TWIN, BucketSamples, Exclusion
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
+from dispatch.traits import EngineTraits
 from dispatch.workspace import Workspaces
 
 GATE_COPIES = 4  # of its pages, that the gate holds at a time
@@ -51,17 +52,17 @@ class Bench:
         device: torch.device,
         free_bytes: int,
         phases: Phases | None = None,
-        plan_hidden: bool = False,
+        traits: EngineTraits | None = None,
     ) -> None:
         """`planned`: the cells of each bucket. `max_kv`: the longest served, for which everything is built.
 
-        `workspace_bytes`: what each family's scratch must hold. `plan_hidden`: plan() is timed as nothing.
+        `workspace_bytes`: what each family's scratch must hold.
 
         Raises MeasureError if `free_bytes` does not hold the pages of one layer.
         """
         self.spec, self.planned, self.max_kv = spec, planned, max_kv
         self.registry, self.timer, self.device, self.phases = registry, timer, device, phases or Phases()
-        self.plan_hidden = plan_hidden
+        self.traits = traits or EngineTraits()
         pages = max(_most_pages(spec, bucket, cells, max_kv) for bucket, cells in planned.items())
         layer_bytes = (pages + 1) * page_bytes(spec)
         free_bytes -= sum(workspace_bytes.values())
@@ -92,7 +93,7 @@ class Bench:
         if not self.warm:
             self._warm_up(arms)
         rounds = Rounds(self.pool, self.timer, arms, len(names), cells)
-        rounds.run(inputs, self.plan_hidden, deadline, progress, self.phases)
+        rounds.run(inputs, self.traits.plan_hidden, deadline, progress, self.phases)
         exclusions += rounds.exclusions
         return BucketSamples(bucket, tuple(p.cell for p in cells), names, rounds.times, tuple(exclusions))
 
@@ -103,7 +104,7 @@ class Bench:
         limits = [candidate.max_kv or self.max_kv for candidate in candidates]
         for limit in dict.fromkeys(limits):
             with self.phases("gate: cases"):
-                gate = Gate(self.pool, inputs, chain, limit, self.phases)
+                gate = Gate(self.pool, inputs, chain, limit, self.traits.finite_kv, self.phases)
             ready = []
             for i in (i for i, its in enumerate(limits) if its == limit):
                 gate.load_first()

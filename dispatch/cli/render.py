@@ -32,7 +32,7 @@ def phases_view(seconds: Mapping[str, float]) -> Table:
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
     for phase, spent in sorted(seconds.items(), key=lambda item: -item[1]):
-        table.add_row(phase, f"{spent:.2f}", f"{spent / total:.0%}")
+        table.add_row(Text(phase), f"{spent:.2f}", f"{spent / total:.0%}")
     return table
 
 

@@ -46,6 +46,8 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--default", "default", help="Backend that the others must beat. [default: first in priority]")
 @click.option("--trace", type=click.Path(path_type=Path), help="CSV of requests: input_tokens,output_tokens.")
 @click.option("--plan-hidden", is_flag=True, help="The engine plans a step while another runs: plan() is free.")
+@click.option("--finite-kv", is_flag=True, help="The engine zeroes its KV cache and never lets NaN into it.")
+@click.option("--lengths-ahead", is_flag=True, help="The engine schedules ahead: the host knows only upper bounds.")
 @click.option("--device", "kind", type=click.Choice(["cuda", "cpu"]), help="[default: cuda if there is one]")
 @config_options
 @click.option("--force", is_flag=True, help="Measure again; the stored choices stay unless they are beaten.")
@@ -65,6 +67,8 @@ def tune(
     default: str | None,
     trace: Path | None,
     plan_hidden: bool,
+    finite_kv: bool,
+    lengths_ahead: bool,
     kind: str | None,
     force: bool,
     out: Path | None,
@@ -83,6 +87,7 @@ def tune(
     from dispatch.obtain import obtain_plan, plan_from_file
     from dispatch.request import TuneRequest
     from dispatch.store import Store
+    from dispatch.traits import EngineTraits
 
     if force and plan_file is not None:
         raise click.UsageError("--force measures and --plan does not: give one of them")
@@ -95,9 +100,8 @@ def tune(
     served = _buckets(buckets, max_batch_size, most)
     capacity = kv_capacity or _capacity(device, groups, served[-1] * max_seq_len)
     traffic = read_trace(trace) if trace else None
-    requests = [
-        TuneRequest(spec, served, max_seq_len, capacity, config, default, traffic, plan_hidden) for spec in groups
-    ]
+    traits = EngineTraits(plan_hidden, finite_kv, exact_lengths=not lengths_ahead)
+    requests = [TuneRequest(spec, served, max_seq_len, capacity, config, default, traffic, traits) for spec in groups]
     store, phases = Store(config.cache_dir), Phases()
     obtained = []
     for request in requests:

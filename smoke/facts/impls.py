@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 
 from dispatch.backends import DecodeImpl, KVCache
-from dispatch.backends.flashinfer_fa2 import PageLists
+from dispatch.backends.page_lists import PageLists
 from dispatch.dtypes import TORCH_DTYPES
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
