@@ -54,7 +54,15 @@ _NOT_SERVED = {
 _OTHER_KV_HEADS = dict.fromkeys(("num_kv_heads", "multi_query"), "only num_key_value_heads is read")
 _ENCODERS = ("bert", "clip", "electra", "siglip")
 # Fields that stand beside text_config in multimodal configs, and hold for it where it is silent.
-_SHARED = ("architectures", "dtype", "is_encoder_decoder", "model_type", "torch_dtype")
+_SHARED = (
+    "architectures",
+    "dtype",
+    "is_encoder_decoder",
+    "model_type",
+    "quantization_config",
+    "tie_word_embeddings",
+    "torch_dtype",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ def test_every_exported_name_is_there_and_no_other():
         "DeviceFingerprint",
         "DispatchConfig",
         "DispatchError",
+        "EngineTraits",
         "Obtained",
         "PlanEntry",
         "StepInputs",

@@ -1,4 +1,4 @@
-"""How much memory the bench may use."""
+"""How much memory the bench may use, and how much a server would."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 import torch
 
 RESERVE_BYTES = 3 << 29  # 1.5 GiB stay free for scratch, graphs and whatever else runs
+# Engines' usual share: the default of TensorRT-LLM's free_gpu_memory_fraction, and for long of vLLM's
+# gpu_memory_utilization, which is of all memory, not of what is free.
+SERVER_SHARE = 0.9
 
 
 def free_bytes(device: torch.device) -> int:
@@ -17,3 +20,9 @@ def free_bytes(device: torch.device) -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     return max(0, free - RESERVE_BYTES)
+
+
+def server_bytes(device: torch.device) -> int:
+    """Memory that a server takes for its weights and its KV cache on this CUDA device."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free * SERVER_SHARE)

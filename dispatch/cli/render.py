@@ -63,7 +63,7 @@ def box_table(plan: StoredPlan) -> Table:
                 f"{box.max_kv_min}-{box.max_kv_max}",
                 Text(box.candidate, style="" if is_default else "bold green"),
                 "" if is_default else f"{decided.speedup:.2f}x",
-                f"no other is better ({decided.reason.value})" if is_default else decided.reason.value,
+                "no other is stably faster" if is_default else decided.reason.value,
             )
         if not boxes:
             reason = plan.unmeasured.get(bucket, Reason.NOT_MEASURED.value)

@@ -39,7 +39,11 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--tp", default=1, show_default=True, type=click.IntRange(min=1), help="Tensor-parallel ranks.")
 @click.option("--page-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens in a KV page.")
 @click.option("--kv-dtype", default="auto", show_default=True, help="auto (as the model), bf16, fp16 or fp8_e4m3.")
-@click.option("--kv-capacity", type=click.IntRange(min=1), help="KV tokens the server holds. [default: what fits]")
+@click.option(
+    "--kv-capacity",
+    type=click.IntRange(min=1),
+    help="KV tokens the server holds. [default: what fits; on a GPU, beside the weights]",
+)
 @click.option("--max-batch-size", type=click.IntRange(min=1), help="Largest batch. [default: 256; on a CPU 8]")
 @click.option("--buckets", help="Captured batch sizes, as 1,2,4,8. [default: spaced as engines do]")
 @click.option("--max-seq-len", type=click.IntRange(min=1), help="Longest request, tokens. [65536; on a CPU 2048]")
@@ -98,7 +102,10 @@ def tune(
     most, longest = SERVED[device.kind]
     max_seq_len = max_seq_len or min(longest, loaded.max_position_embeddings)
     served = _buckets(buckets, max_batch_size, most)
-    capacity = kv_capacity or _capacity(device, groups, served[-1] * max_seq_len)
+    if kv_capacity is None:
+        capacity, limit = _capacity(model, tp, device, groups, served[-1] * max_seq_len)
+    else:
+        capacity, limit = kv_capacity, "as given"
     traffic = read_trace(trace) if trace else None
     traits = EngineTraits(plan_hidden, finite_kv, exact_lengths=not lengths_ahead)
     requests = [TuneRequest(spec, served, max_seq_len, capacity, config, default, traffic, traits) for spec in groups]
@@ -115,7 +122,7 @@ def tune(
     if as_json:
         _print_json(obtained)
     else:
-        _print_tables(f"{loaded.name} on {device.describe()}", requests[0], obtained, out)
+        _print_tables(f"{loaded.name} on {device.describe()}", requests[0], limit, obtained, out)
     if profile_time and phases.seconds:
         console(stderr=as_json).print(phases_view(phases.seconds))
 
@@ -135,14 +142,43 @@ def _buckets(text: str | None, max_batch_size: int | None, most: int) -> tuple[i
     return listed
 
 
-def _capacity(device: DeviceFingerprint, groups: tuple[AttentionSpec, ...], wanted: int) -> int:
-    """KV tokens of all layers that fit into free memory, and at most `wanted`."""
+def _capacity(
+    model: str, tp: int, device: DeviceFingerprint, groups: tuple[AttentionSpec, ...], wanted: int
+) -> tuple[int, str]:
+    """KV tokens of all layers that a server holds, at most `wanted`, and what limits them, for a person to read.
+
+    On a GPU they share its memory with the weights; on a CPU, or where the weights are not known, they take all that is
+    free. Raises ConfigError where the weights leave no room for a page.
+    """
     import torch
 
-    from dispatch.bench.memory import free_bytes
+    from dispatch.bench.memory import SERVER_SHARE, free_bytes, server_bytes
+    from dispatch.errors import ConfigError, ModelError
+    from dispatch.hf_weights import weight_bytes
+    from dispatch.models import load_fields
 
+    here = torch.device(device.kind)
     token_bytes = sum(spec.kv_bytes_per_token * spec.num_layers for spec in groups)
-    return max(1, min(wanted, free_bytes(torch.device(device.kind)) // token_bytes))
+    room, limit = free_bytes(here), "what fits into free memory"
+    if device.kind == "cuda":
+        try:
+            weights = weight_bytes(load_fields(model)[1], groups, tp)
+        except ModelError as error:
+            click.echo(f"the KV capacity is all free memory, no weights subtracted: {error}", err=True)
+        else:
+            usable = server_bytes(here)
+            room, limit = usable - weights, f"what fits beside {_gib(weights)} of weights"
+            if room < groups[0].page_size * token_bytes:
+                raise ConfigError(
+                    f"{_gib(weights)} of weights a rank leave no room for a KV page in the {_gib(usable)} that a server"
+                    f" takes here, {SERVER_SHARE:.0%} of free memory: pass --tp or --kv-capacity"
+                )
+    fits = max(1, room // token_bytes)
+    return (fits, limit) if fits < wanted else (wanted, "every request at its longest")
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
 
 
 @contextmanager
@@ -186,7 +222,7 @@ def _print_json(obtained: list[Obtained]) -> None:
     click.echo(json.dumps({"plans": plans}, indent=1))
 
 
-def _print_tables(title: str, request: TuneRequest, obtained: list[Obtained], out: Path | None) -> None:
+def _print_tables(title: str, request: TuneRequest, limit: str, obtained: list[Obtained], out: Path | None) -> None:
     from dispatch.cli.render import console, plan_view
     from dispatch.plan import TIME_BUDGET_OVER
     from dispatch.samplesfile import samples_path
@@ -195,7 +231,7 @@ def _print_tables(title: str, request: TuneRequest, obtained: list[Obtained], ou
     terminal.print(title, highlight=False)
     terminal.print(
         f"batch up to {request.buckets[-1]}, KV up to {request.max_seq_len} tokens a request,"
-        f" {request.capacity} in all",
+        f" {request.capacity} in all ({limit})",
         highlight=False,
     )
     for one in obtained:
