@@ -39,7 +39,7 @@ def clocks(timer: CudaTimer) -> Found:
         for when, us in times.items()
     )
     row = Row(
-        f"8 clocks: {LAYERS} matrix-vector products, of the warm {warm:.0f} us",
+        f"8 clocks: {LAYERS} layers without attention, of the warm {warm:.0f} us",
         "first cells 1.5x; 345 MHz idle, 1980 under load (DESIGN 2.8)",
         now,
         "memory-bound work; the clock is that of the driver's last sample period",
