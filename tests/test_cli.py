@@ -21,6 +21,8 @@ TINY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "hidden_size": 64,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
     "max_position_embeddings": 512,
     "torch_dtype": "bfloat16",
 }
@@ -60,6 +62,14 @@ def test_the_main_job_measures_prints_and_stores_a_plan_that_the_second_run_read
     assert re.search(r"plan measured in \d+\.\d s; it is in \S+\.json", first)
     second = ok(run("tune", "--model", model, *SMALL))
     assert re.search(r"plan read from the store in \d+\.\d ms", second)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [([], "512 in all (every request at its longest)"), (["--kv-capacity", 300], "300 in all (as given)")],
+)
+def test_what_limits_the_kv_capacity_is_printed(run, model, args, said):
+    assert said in " ".join(ok(run("tune", "--model", model, *SMALL, *args)).split())  # 2 requests of 256 tokens
 
 
 def test_as_json_every_bucket_is_accounted_for(run, model):

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 RESERVE_BYTES = 3 << 29  # 1.5 GiB stay free for scratch, graphs and whatever else runs
-# Engines' usual share: the default of TensorRT-LLM's free_gpu_memory_fraction, and for long of vLLM's
-# gpu_memory_utilization, which is of all memory, not of what is free.
+# Engines' usual share of all memory: for long the default of vLLM's gpu_memory_utilization. Not of what is free, which
+# is never twice the same: the capacity is part of a stored plan's key.
 SERVER_SHARE = 0.9
 
 
@@ -24,5 +24,5 @@ def free_bytes(device: torch.device) -> int:
 
 def server_bytes(device: torch.device) -> int:
     """Memory that a server takes for its weights and its KV cache on this CUDA device."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free * SERVER_SHARE)
+    _, total = torch.cuda.mem_get_info(device)
+    return int(total * SERVER_SHARE)

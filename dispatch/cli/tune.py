@@ -147,8 +147,8 @@ def _capacity(
 ) -> tuple[int, str]:
     """KV tokens of all layers that a server holds, at most `wanted`, and what limits them, for a person to read.
 
-    On a GPU they share its memory with the weights; on a CPU, or where the weights are not known, they take all that is
-    free. Raises ConfigError where the weights leave no room for a page.
+    On a GPU they share nine tenths of its memory with the weights; on a CPU they take what is free. Raises ConfigError
+    where the weights leave no room for a page.
     """
     import torch
 
@@ -161,17 +161,18 @@ def _capacity(
     token_bytes = sum(spec.kv_bytes_per_token * spec.num_layers for spec in groups)
     room, limit = free_bytes(here), "what fits into free memory"
     if device.kind == "cuda":
+        usable = server_bytes(here)
+        room, limit = usable, f"what fits into {SERVER_SHARE:.0%} of the memory"
         try:
             weights = weight_bytes(load_fields(model)[1], groups, tp)
         except ModelError as error:
-            click.echo(f"the KV capacity is all free memory, no weights subtracted: {error}", err=True)
+            click.echo(f"no weights are subtracted from the KV capacity: {error}", err=True)
         else:
-            usable = server_bytes(here)
             room, limit = usable - weights, f"what fits beside {_gib(weights)} of weights"
             if room < groups[0].page_size * token_bytes:
                 raise ConfigError(
                     f"{_gib(weights)} of weights a rank leave no room for a KV page in the {_gib(usable)} that a server"
-                    f" takes here, {SERVER_SHARE:.0%} of free memory: pass --tp or --kv-capacity"
+                    f" takes here, {SERVER_SHARE:.0%} of the memory: pass --tp or --kv-capacity"
                 )
     fits = max(1, room // token_bytes)
     return (fits, limit) if fits < wanted else (wanted, "every request at its longest")
