@@ -7,18 +7,18 @@ from pybind11.setup_helpers import Pybind11Extension
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-TABLE = ["csrc/backend_plan.h", "csrc/backend_plan.cc"]
+SOURCES = ["csrc/backend_plan.h", "csrc/backend_plan.cc", "csrc/page_size.h"]
 
 
 class BuildWithHeaders(build_py):
-    """Ship the table's C++ sources inside the wheel, where `dispatch.get_include()` finds them."""
+    """Ship the C++ sources for engines inside the wheel, where `dispatch.get_include()` finds them."""
 
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
             folder = Path(self.build_lib, "dispatch", "include")
             folder.mkdir(parents=True, exist_ok=True)
-            for source in TABLE:
+            for source in SOURCES:
                 shutil.copy(source, folder)
 
 
@@ -27,7 +27,7 @@ setup(
         Pybind11Extension(
             "dispatch._core",
             ["csrc/bindings.cc", "csrc/backend_plan.cc"],
-            depends=["csrc/backend_plan.h"],
+            depends=["csrc/backend_plan.h", "csrc/page_size.h"],
             cxx_std=17,
         )
     ],

@@ -1,10 +1,11 @@
-// dispatch._core: the table of backend_plan.h for Python.
+// dispatch._core: the table of backend_plan.h and the rule of page_size.h, for Python.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "backend_plan.h"
+#include "page_size.h"
 
 namespace py = pybind11;
 
@@ -121,6 +123,16 @@ double lookup_ns(const BoundPlan& plan, const std::vector<Query>& queries, int r
   return spent.count() / (static_cast<double>(queries.size()) * repeats);
 }
 
+// Translated here and not in translate(), which would take every other std::invalid_argument along.
+std::int64_t kernel_page_size(std::int64_t block_size) {
+  try {
+    return decode_dispatch::kernel_page_size(block_size);
+  } catch (const std::invalid_argument& error) {
+    py::set_error(py::module_::import("dispatch.errors").attr("ConfigError"), error.what());
+    throw py::error_already_set();
+  }
+}
+
 void translate(std::exception_ptr raised) {
   try {
     if (raised) std::rethrow_exception(raised);
@@ -132,7 +144,7 @@ void translate(std::exception_ptr raised) {
 }  // namespace
 
 PYBIND11_MODULE(_core, m) {
-  m.doc() = "The C++ table that holds a tuning decision.";
+  m.doc() = "The C++ that engines have too: the table of a tuning decision, and the page size.";
   py::register_local_exception_translator(translate);
 
   py::class_<PlanEntry>(m, "PlanEntry", "One box of a bucket; bounds in KV tokens, inclusive.")
@@ -176,4 +188,11 @@ PYBIND11_MODULE(_core, m) {
 
   m.def("lookup_ns", &lookup_ns, py::arg("plan"), py::arg("queries"), py::arg("repeats"),
         "Nanoseconds per C++ lookup over (batch_size, mean_kv, max_kv) triples, passed `repeats` times.");
+
+  m.def("kernel_page_size", &kernel_page_size, py::arg("block_size"),
+        "The kernels' page for an engine's block size, both in tokens: the largest of 128, 64, 32 and 16 that "
+        "divides it.\n\n"
+        "A larger block is block_size / page consecutive pages of a cache that is laid out by pages: in\n"
+        "`StepInputs.block_table`, block b is the pages from b * block_size / page on. Raises ConfigError for a\n"
+        "block size that is not a multiple of 16 above 0.");
 }

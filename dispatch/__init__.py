@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dispatch._core import BackendPlan as BackendPlan
     from dispatch._core import PlanEntry as PlanEntry
+    from dispatch._core import kernel_page_size as kernel_page_size
     from dispatch.backends import Backend as Backend
     from dispatch.backends import DecodeImpl as DecodeImpl
     from dispatch.backends import Support as Support
@@ -57,6 +58,7 @@ _HOME = {
     "capture_buckets": "dispatch.grid",
     "current_device": "dispatch.device",
     "get_include": "dispatch.include_path",
+    "kernel_page_size": "dispatch._core",
     "kv_grid": "dispatch.grid",
     "load_model": "dispatch.models",
     "obtain_plan": "dispatch.obtain",

@@ -1,4 +1,7 @@
-"""The C++ table that holds a tuning decision (csrc/backend_plan.h has the contract)."""
+"""The C++ that engines have too: the table of a tuning decision, and the page size.
+
+csrc/backend_plan.h and csrc/page_size.h have the contracts.
+"""
 
 from collections.abc import Sequence
 
@@ -78,3 +81,11 @@ class BackendPlan:
 
 def lookup_ns(plan: BackendPlan, queries: Sequence[tuple[int, int, int]], repeats: int) -> float:
     """Nanoseconds per C++ lookup over (batch_size, mean_kv, max_kv) triples, passed `repeats` times."""
+
+def kernel_page_size(block_size: int) -> int:
+    """The kernels' page for an engine's block size, both in tokens: the largest of 128, 64, 32 and 16 that divides it.
+
+    A larger block is block_size / page consecutive pages of a cache that is laid out by pages: in
+    `StepInputs.block_table`, block b is the pages from b * block_size / page on. Raises ConfigError for a
+    block size that is not a multiple of 16 above 0.
+    """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dispatch.option import Option, backend_names, boolean, folder, fraction, seconds
+from dispatch.option import Option, above_zero, backend_names, boolean, folder, fraction
 
 OPTIONS = (
     Option(
@@ -48,9 +48,25 @@ OPTIONS = (
         name="time_budget_s",
         env="DYN_DECODE_TIME_BUDGET",
         flag="--dyn_decode_time_budget",
-        parse=seconds,
+        parse=above_zero,
         allowed="a finite number of seconds above 0",
         help="seconds to measure at start; what is not measured by then keeps the default",
+    ),
+    Option(
+        name="capture_budget_s",
+        env="DYN_DECODE_CAPTURE_SECONDS",
+        flag="--dyn_decode_capture_seconds",
+        parse=above_zero,
+        allowed="a finite number of seconds above 0",
+        help="seconds to capture the graphs of other backends than the default's",
+    ),
+    Option(
+        name="capture_budget_mib",
+        env="DYN_DECODE_CAPTURE_MIB",
+        flag="--dyn_decode_capture_mib",
+        parse=above_zero,
+        allowed="a finite number of MiB above 0",
+        help="memory that those graphs may take, MiB",
     ),
     Option(
         name="cache_dir",
@@ -76,6 +92,8 @@ class DispatchConfig:
     cluster_margin: float = 0.01
     exclude: tuple[str, ...] = ()
     time_budget_s: float = 180.0
+    capture_budget_s: float = 60.0
+    capture_budget_mib: float = 2048.0
     cache_dir: Path | None = None
 
     def __post_init__(self) -> None:

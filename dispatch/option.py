@@ -42,7 +42,7 @@ def fraction(value: object) -> float:
     return number
 
 
-def seconds(value: object) -> float:
+def above_zero(value: object) -> float:
     """A finite number above 0."""
     number = _number(value)
     if not (number > 0 and math.isfinite(number)):

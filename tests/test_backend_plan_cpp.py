@@ -209,6 +209,7 @@ def test_get_include_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 SHIM = """
 #include "backend_plan.h"
+#include "page_size.h"
 extern "C" const char* overlap() {
   static std::string message;
   decode_dispatch::BackendPlan plan({4}, {"fa3"});
@@ -216,6 +217,15 @@ extern "C" const char* overlap() {
   try {
     plan.set({4, 2, 2, 3, 3, "fa3", ""});
   } catch (const decode_dispatch::PlanError& error) {
+    message = error.what();
+  }
+  return message.c_str();
+}
+extern "C" const char* page_size() {
+  static std::string message;
+  try {
+    decode_dispatch::kernel_page_size(136);
+  } catch (const std::invalid_argument& error) {
     message = error.what();
   }
   return message.c_str();
@@ -229,9 +239,15 @@ def test_a_build_with_its_own_copy_of_the_cpp_library_works_beside_torchs(tmp_pa
     sources = [str(tmp_path / "shim.cc"), f"{get_include()}/backend_plan.cc"]
     options = ["-std=c++17", "-O2", "-shared", "-fPIC", "-static-libstdc++", f"-I{get_include()}"]
     subprocess.run(["g++", *options, *sources, "-o", str(tmp_path / "shim.so")], check=True)
-    code = (
-        "import ctypes, torch; overlap = ctypes.CDLL('./shim.so').overlap;"
-        "overlap.restype = ctypes.c_char_p; print(overlap().decode())"
-    )
+    code = """
+import ctypes, torch
+shim = ctypes.CDLL("./shim.so")
+for message in (shim.overlap, shim.page_size):
+    message.restype = ctypes.c_char_p
+    print(message().decode())
+"""
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "bucket 4: mean KV 2..2, max KV 3..3 overlaps mean KV 1..2, max KV 3..4\n"
+    assert done.stdout == (
+        "bucket 4: mean KV 2..2, max KV 3..3 overlaps mean KV 1..2, max KV 3..4\n"
+        "block size 136: must be a multiple of 16 above 0, since a page of the kernels holds 128, 64, 32 or 16 tokens\n"
+    )

@@ -35,7 +35,11 @@ BAD_TEXT = [
     *(("threshold", text) for text in _NOT_A_FRACTION),
     *(("cluster_margin", text) for text in _NOT_A_FRACTION),
     *(("exclude", text) for text in ("fa3 fa2", "fa3;fa2", "3fa", "fa3,fa2[num_splits=4]", "['fa3']")),
-    *(("time_budget_s", text) for text in ("0", "-1", "nan", "inf", "60s", "1m", "1e400")),
+    *(
+        (name, text)
+        for name in ("time_budget_s", "capture_budget_s", "capture_budget_mib")
+        for text in ("0", "-1", "nan", "inf", "60s", "1m", "1e400")
+    ),
     ("cache_dir", "plans\0"),
 ]
 BAD_VALUES = [
@@ -71,6 +75,8 @@ GOOD = [
     ("exclude", " flashinfer_xqa , fa3,", ("flashinfer_xqa", "fa3")),
     ("exclude", "fa3,fa3", ("fa3",)),
     ("time_budget_s", "1e3", 1000.0),
+    ("capture_budget_s", "12.5", 12.5),
+    ("capture_budget_mib", "512", 512.0),
     ("cache_dir", "plans/here", Path("plans/here")),
 ]
 
@@ -103,6 +109,8 @@ def test_without_flags_and_environment_it_is_off_with_the_documented_defaults() 
         "cluster_margin": 0.01,
         "exclude": (),
         "time_budget_s": 180.0,
+        "capture_budget_s": 60.0,
+        "capture_budget_mib": 2048.0,
         "cache_dir": None,
     }
 
@@ -115,6 +123,8 @@ def test_every_field_has_one_option_with_names_of_its_own() -> None:
         ("--dyn_decode_cluster_margin", "DYN_DECODE_CLUSTER_MARGIN"),
         ("--dyn_decode_exclude", "DYN_DECODE_EXCLUDE"),
         ("--dyn_decode_time_budget", "DYN_DECODE_TIME_BUDGET"),
+        ("--dyn_decode_capture_seconds", "DYN_DECODE_CAPTURE_SECONDS"),
+        ("--dyn_decode_capture_mib", "DYN_DECODE_CAPTURE_MIB"),
         ("--dyn_decode_cache_dir", "DYN_DECODE_CACHE_DIR"),
     ]
 

@@ -39,7 +39,7 @@ LAYERS = {
     **{f"d {d}": {"head_dim_qk": d, "head_dim_vo": d} for d in (64, 80, 96, 192, 256)},
     **{f"page {page}": {"page_size": page} for page in (1, 8, 32, 64, 128)},
 }
-# XQA lets NaN through from behind a row's end over an fp8 cache (smoke/results/h200/README.md), and is right without it.
+# XQA lets NaN through from behind a row's end over an fp8 cache: smoke/results/h200/README.md
 FINITE_KV = {("fp8 KV, page 64", "flashinfer_xqa"), ("fp8 KV, fp16 Q", "flashinfer_xqa")}
 
 

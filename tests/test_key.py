@@ -146,6 +146,8 @@ CONFIG_CHANGES: dict[str, dict[str, Any]] = {
 CONFIG_WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
     "enabled": {"enabled": True},
     "time_budget_s": {"time_budget_s": 1.0},  # a partial plan is resumed, under the same key
+    "capture_budget_s": {"capture_budget_s": 1.0},
+    "capture_budget_mib": {"capture_budget_mib": 1.0},
     "cache_dir": {"cache_dir": Path("elsewhere")},
 }
 

@@ -64,6 +64,7 @@ def test_every_exported_name_is_there_and_no_other():
         "capture_buckets",
         "current_device",
         "get_include",
+        "kernel_page_size",
         "kv_grid",
         "load_model",
         "obtain_plan",

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
-from collections import Counter
 
 from dispatch._core import BackendPlan
 from dispatch.backends.base import DecodeImpl
 from dispatch.candidate import Candidate
+from dispatch.engine.counts import Counts
 from dispatch.step import StepInputs
-
-_log = logging.getLogger(__name__)
 
 OUTSIDE = "lengths outside what was measured"
 ABOVE_BUCKETS = "a batch above the largest bucket"
 NO_ROWS = "a batch without live rows"
 
 
-class BuiltImpls:
-    """What an engine has built for its buckets, and how often each step found what it looked for.
-
-    `hits` counts steps by (bucket, candidate), `misses` by (bucket, reason); bucket 0 is a batch above all buckets.
-    """
+class BuiltImpls(Counts):
+    """What an engine has built for its buckets, and how often each step found what it looked for."""
 
     def __init__(self, default: Candidate) -> None:
         """`default`: what the engine's default implementation is; a box that it won is a hit."""
+        super().__init__()
         self.default = default
-        self.hits: Counter[tuple[int, str]] = Counter()
-        self.misses: Counter[tuple[int, str]] = Counter()
         self._built: dict[tuple[int, Candidate], DecodeImpl] = {}
 
     def add(self, bucket: int, candidate: Candidate, impl: DecodeImpl) -> None:
@@ -38,13 +31,6 @@ class BuiltImpls:
     def get(self, bucket: int, candidate: Candidate) -> DecodeImpl | None:
         """What was built, or None."""
         return self._built.get((bucket, candidate))
-
-    def missed(self, bucket: int, reason: str) -> None:
-        """Count a step that the default serves; logged once for each bucket and reason."""
-        self.misses[bucket, reason] += 1
-        if self.misses[bucket, reason] == 1:
-            where = f"bucket {bucket}" if bucket else "every bucket"
-            _log.warning("%s: %s: the default serves it", where, reason)
 
 
 def prepare_fmha_impl(inputs: StepInputs, plan: BackendPlan, impls: BuiltImpls, default: DecodeImpl) -> DecodeImpl:
@@ -70,5 +56,5 @@ def prepare_fmha_impl(inputs: StepInputs, plan: BackendPlan, impls: BuiltImpls, 
     if impl is None:
         impls.missed(entry.bucket, f"{candidate} is planned and not available")
         return default
-    impls.hits[entry.bucket, str(candidate)] += 1
+    impls.hit(entry.bucket, str(candidate))
     return impl

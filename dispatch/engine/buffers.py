@@ -1,0 +1,89 @@
+"""The buffers that captured graphs read: made once for the largest bucket, refreshed in place, never moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dispatch.engine.groups import LayerGroup
+from dispatch.errors import ConfigError
+from dispatch.step import StepInputs
+
+
+class StepBuffers:
+    """Lengths for all layer groups, and a block table for each. A bucket's are the first rows of the largest's."""
+
+    def __init__(
+        self,
+        groups: Sequence[LayerGroup],
+        buckets: Sequence[int],
+        max_seq_len: int,
+        reserved_page: int,
+        device: torch.device,
+    ) -> None:
+        """`reserved_page`: where padding rows read and write; no request ever has it."""
+        on_gpu, rows = device.type == "cuda", buckets[-1]
+        self.reserved_page, self.max_seq_len = reserved_page, max_seq_len
+        self.lengths_host = torch.ones(rows, dtype=torch.int32, pin_memory=on_gpu)
+        self.lengths = torch.ones(rows, dtype=torch.int32, device=device)
+        shapes = [(rows, group.spec.max_pages(max_seq_len)) for group in groups]
+        self.tables = [torch.full(shape, reserved_page, dtype=torch.int32, device=device) for shape in shapes]
+        self._inputs = {bucket: self._of(bucket) for bucket in buckets}
+        self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def inputs(self, bucket: int) -> tuple[StepInputs, ...]:
+        """Of each layer group; the same objects at every step."""
+        return self._inputs[bucket]
+
+    def refresh(
+        self,
+        bucket: int,
+        lengths_host: torch.Tensor,
+        block_tables: Sequence[torch.Tensor],
+        lengths: torch.Tensor | None = None,
+    ) -> None:
+        """Put a step's requests into the first rows, and rows of length 1 on the reserved page behind them.
+
+        lengths_host: int32 [live], on the host. block_tables: of each group, int32 [live, pages], on the device.
+        lengths: int32 [live], on the device, where the host's are only upper bounds. Waits for no device, but for the
+        copy of the step before. Raises ConfigError for a request longer than was captured for.
+        """
+        live = len(lengths_host)
+        for mine, theirs in zip(self.tables, block_tables, strict=True):
+            if theirs.shape[1] > mine.shape[1]:
+                raise ConfigError(f"a block table of {theirs.shape[1]} pages: captured for {mine.shape[1]}")
+        if self._copied is not None:
+            self._copied.synchronize()  # the copy of the step before still reads what is written now
+        self.lengths_host[:live] = lengths_host
+        self.lengths_host[live:bucket] = 1
+        if lengths is None:
+            self.lengths[:bucket].copy_(self.lengths_host[:bucket], non_blocking=True)
+        else:
+            self.lengths[:live].copy_(lengths)
+            self.lengths[live:bucket].fill_(1)
+        if self._copied is not None:
+            self._copied.record()
+        for mine, theirs in zip(self.tables, block_tables, strict=True):
+            mine[:live, : theirs.shape[1]].copy_(theirs)
+            if live < bucket:
+                mine[live:bucket].fill_(self.reserved_page)
+        for inputs in self._inputs[bucket]:
+            inputs.num_live = live
+
+    def reserve(self, bucket: int, length: int) -> None:
+        """The first row of this length and the others of 1, all on the reserved page: no request's cache is touched.
+
+        `length` is a multiple of the page size, so that the first row writes its token to another slot than the others.
+        """
+        for lengths in (self.lengths_host[:bucket], self.lengths[:bucket]):
+            lengths.fill_(1)
+            lengths[:1].fill_(length)
+        for table in self.tables:
+            table[:bucket].fill_(self.reserved_page)
+        for inputs in self._inputs[bucket]:
+            inputs.num_live = bucket
+
+    def _of(self, bucket: int) -> tuple[StepInputs, ...]:
+        host, device = self.lengths_host[:bucket], self.lengths[:bucket]
+        return tuple(StepInputs(bucket, host, device, table[:bucket]) for table in self.tables)

@@ -1,0 +1,76 @@
+"""Builds what serves a bucket, over scratch that is sized before anything is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dispatch.backends import DecodeImpl, KVCache, Registry
+from dispatch.engine.groups import LayerGroup
+from dispatch.engine.variants import Variant
+from dispatch.step import StepInputs
+from dispatch.workspace import Workspaces
+
+Attend = Callable[..., None]
+"""attend(layer, q, kv_cache, out, sinks=None): one layer's attention, written to out, as DecodeImpl.forward has it."""
+Step = Callable[[tuple[StepInputs, ...], Attend], Any]
+"""The engine's decode step over its own static buffers: StepInputs of each layer group, and what to attend with."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltStep:
+    """An engine's step with an implementation for each layer group, over one bucket's buffers."""
+
+    step: Step
+    impls: tuple[DecodeImpl, ...]
+    inputs: tuple[StepInputs, ...]
+    group_of: Mapping[int, int]
+
+    def plan(self) -> None:
+        """The host's work before every run, where the implementations have any."""
+        for impl, inputs in zip(self.impls, self.inputs, strict=True):
+            if impl.needs_plan:
+                impl.plan(inputs)
+
+    def work(self) -> Any:
+        """Everything on the device: once a step, then the engine's layers."""
+        for impl, inputs in zip(self.impls, self.inputs, strict=True):
+            impl.begin_step(inputs)
+        return self.step(self.inputs, self._attend)
+
+    def _attend(
+        self, layer: int, q: torch.Tensor, kv_cache: KVCache, out: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> None:
+        self.impls[self.group_of[layer]].forward(q, kv_cache, out, sinks)
+
+
+class Builder:
+    """Makes BuiltSteps. Its scratch is the engine's, and shared by what runs one after the other."""
+
+    def __init__(
+        self, step: Step, groups: Sequence[LayerGroup], max_seq_len: int, backends: Registry, device: torch.device
+    ) -> None:
+        self.step, self.groups, self.max_seq_len, self.backends = step, groups, max_seq_len, backends
+        self.group_of = {layer: i for i, group in enumerate(groups) for layer in group.layers}
+        self.workspaces = Workspaces(device)
+
+    def reserve(self, wanted: Iterable[tuple[int, Variant]]) -> None:
+        """Size every family's scratch for the largest need of these (bucket, variant)."""
+        for bucket, variant in wanted:
+            for group, candidate in zip(self.groups, variant, strict=True):
+                backend = self.backends.get(candidate.backend)
+                size = backend.workspace_bytes(group.spec, bucket, candidate.max_kv or self.max_seq_len)
+                self.workspaces.reserve(backend.family, size)
+
+    def build(self, bucket: int, variant: Variant, inputs: tuple[StepInputs, ...]) -> BuiltStep:
+        """Raises what a backend raises."""
+        impls = []
+        for group, candidate in zip(self.groups, variant, strict=True):
+            backend = self.backends.get(candidate.backend)
+            longest = candidate.max_kv or self.max_seq_len
+            scratch = self.workspaces.get(backend.family)
+            impls.append(backend.build(group.spec, bucket, longest, scratch, candidate.knobs))
+        return BuiltStep(self.step, tuple(impls), inputs, self.group_of)

@@ -1,0 +1,310 @@
+"""An engine's steps: the right variant for each, the default for the rest, and never an exception because of a plan."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from dispatch.candidate import Candidate
+from dispatch.config import DispatchConfig
+from dispatch.engine import EngineFacts
+from dispatch.engine.prepare import ABOVE_BUCKETS, OUTSIDE
+from dispatch.errors import ConfigError
+from dispatch.traits import EngineTraits
+from tests.engine import BUCKETS, MAX_KV, RESERVED, Engine, store_plan
+from tests.fakes import backend, registry_of, spec_of
+
+EVERYWHERE = [(bucket, 1, MAX_KV, 1, MAX_KV, "b") for bucket in BUCKETS]
+SHORT = [(bucket, 1, 20, 1, 30, "b") for bucket in BUCKETS]
+
+
+def runner_of(engine, tmp_path, *backends, boxes=(), **options):
+    """With backends a (the default) and b, unless given, and a stored plan of these boxes."""
+    backends = registry_of(*(backends or (backend("a"), backend("b"))))
+    runner = engine.runner(tmp_path, backends=backends, **options)
+    if boxes:
+        store_plan(runner, boxes)
+    return runner
+
+
+def served_by(runner):
+    return {(bucket, what): count for (bucket, what), count in runner.counts.hits.items()}
+
+
+def eager(engine, lengths, **options):
+    """What the default computes for these rows, without a runner: a fresh engine with the same seed."""
+    twin = Engine(*engine.specs)
+    runner = runner_of(twin, None, enabled=False, config=DispatchConfig(), **options)
+    runner.trigger_init_capture()
+    return runner.run(*twin.request(lengths))
+
+
+# --- off
+
+
+def test_switched_off_every_step_is_the_defaults_bit_for_bit_and_nothing_else_is_built(tmp_path):
+    a, b, engine = backend("a"), backend("b"), Engine()
+    runner = runner_of(engine, tmp_path, a, b, enabled=False)
+    report = runner.trigger_init_capture()
+    assert report.refusal == "switched off"
+    assert len(a.built) == len(BUCKETS) and b.built == []
+    direct = Engine()
+    direct.request([9, 33])
+    impl = a().build(direct.specs[0], 2, MAX_KV, torch.zeros(0, dtype=torch.uint8), {})
+    inputs = runner.buffers.inputs(2)
+    found = runner.run(*engine.request([9, 33]))
+    impl.plan(inputs[0])
+    impl.begin_step(inputs[0])
+    assert torch.equal(found, direct.step(inputs, lambda layer, q, kv, out: impl.forward(q, kv, out)))
+    assert list(tmp_path.iterdir()) == []  # no plan was looked for
+
+
+# --- on
+
+
+def test_a_step_inside_a_box_runs_the_planned_variant_and_one_outside_the_default(tmp_path, caplog):
+    engine = Engine()
+    runner = runner_of(engine, tmp_path, boxes=SHORT)
+    runner.trigger_init_capture()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            runner.run(*engine.request([9, 30]))  # mean 19.5, which counts as 20: the box's corner
+            runner.run(*engine.request([9, 33]))
+    assert served_by(runner) == {(2, "b"): 3, (2, "a"): 3}
+    assert runner.counts.misses == {(2, OUTSIDE): 3}
+    assert [r.getMessage() for r in caplog.records] == [f"bucket 2: {OUTSIDE}: the default serves it"]
+
+
+@pytest.mark.parametrize("lengths", [[1], [9, 33], [9, 33, 5], [64, 1, 64, 3]])
+def test_padded_and_full_buckets_give_each_request_what_it_would_get_alone(tmp_path, lengths):
+    engine = Engine()
+    runner = runner_of(engine, tmp_path, boxes=EVERYWHERE)
+    runner.trigger_init_capture()
+    found = runner.run(*engine.request(lengths))
+    assert len(found) == len(lengths)
+    torch.testing.assert_close(found, eager(engine, lengths), rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_above_the_largest_bucket_runs_eagerly_with_the_default(tmp_path):
+    engine, a, b = Engine(), backend("a"), backend("b")
+    runner = runner_of(engine, tmp_path, a, b, boxes=EVERYWHERE)
+    runner.trigger_init_capture()
+    built = len(b.built)
+    lengths = [5, 9, 64, 1, 17]
+    found = runner.run(*engine.request(lengths))
+    assert runner.counts.misses == {(0, ABOVE_BUCKETS): 1}
+    assert len(b.built) == built
+    wide = Engine(buckets=(8,))
+    other = runner_of(wide, tmp_path, enabled=False)
+    other.trigger_init_capture()
+    torch.testing.assert_close(found, other.run(*wide.request(lengths)), rtol=1e-5, atol=1e-5)
+
+
+def test_requests_grow_join_and_finish_over_buffers_that_never_move(tmp_path):
+    engine = Engine()
+    runner = runner_of(engine, tmp_path, boxes=SHORT)
+    runner.trigger_init_capture()
+
+    def addresses():
+        tensors = [runner.buffers.lengths_host, runner.buffers.lengths, *runner.buffers.tables]
+        tensors += [t for b in BUCKETS for i in runner.buffers.inputs(b) for t in (i.lengths, i.block_table)]
+        return [t.data_ptr() for t in tensors]
+
+    before, twin = addresses(), Engine()
+    off = runner_of(twin, tmp_path, enabled=False)
+    off.trigger_init_capture()
+    for lengths in ([3], [4, 60], [5, 61, 9], [62, 10], [63, 11, 1, 1]):
+        found = runner.run(*engine.request(lengths))
+        torch.testing.assert_close(found, off.run(*twin.request(lengths)), rtol=1e-5, atol=1e-5)
+        assert addresses() == before
+    assert {what for _, what in served_by(runner)} == {"a", "b"}
+
+
+def test_plan_runs_before_every_step_and_begin_step_before_every_layer(tmp_path):
+    engine, a, b = Engine(), backend("a"), backend("b")
+    runner = runner_of(engine, tmp_path, a, b, boxes=EVERYWHERE)
+    runner.trigger_init_capture()
+    impl = next(impl for impl in b.built if impl is runner.ready[2, (Candidate("b"),)].built.impls[0])
+    impl.calls.clear()
+    for _ in range(3):
+        runner.run(*engine.request([9, 33]))
+    assert impl.calls == ["plan", "begin_step", "forward"] * 3
+
+
+def test_device_lengths_are_taken_where_the_host_knows_only_bounds(tmp_path):
+    engine = Engine()
+    runner = runner_of(engine, tmp_path, boxes=EVERYWHERE, traits=EngineTraits(exact_lengths=False))
+    runner.trigger_init_capture()
+    exact, tables = engine.request([9, 33])
+    found = runner.run(exact + 4, tables, exact)
+    torch.testing.assert_close(found, eager(engine, [9, 33]), rtol=1e-5, atol=1e-5)
+
+
+def test_each_layer_group_has_a_plan_of_its_own(tmp_path):
+    engine = Engine(spec_of(), spec_of(sliding_window=10))
+    runner = runner_of(engine, tmp_path)
+    store_plan(runner, SHORT, group=0)
+    store_plan(runner, [(b, 1, MAX_KV, 1, MAX_KV, "b") for b in BUCKETS], group=1)
+    runner.trigger_init_capture()
+    short, long = runner.run(*engine.request([9, 9])).clone(), runner.run(*engine.request([40, 40]))
+    assert served_by(runner) == {(2, "b"): 1, (2, "a + b"): 1}
+    torch.testing.assert_close(short, eager(engine, [9, 9]), rtol=1e-5, atol=1e-5)
+    assert long.isfinite().all()
+
+
+# --- when something is wrong
+
+
+def test_a_planned_variant_whose_output_is_another_is_dropped_for_the_default(tmp_path, caplog):
+    engine, wrong = Engine(), backend("b", after=lambda impl, q, out: out.mul_(1.5))
+    runner = runner_of(engine, tmp_path, backend("a"), wrong, boxes=EVERYWHERE)
+    with caplog.at_level(logging.WARNING):
+        report = runner.trigger_init_capture()
+    dropped = {v.bucket: v.dropped for v in report.variants if v.dropped}
+    assert set(dropped) == set(BUCKETS)
+    assert all(
+        why.startswith("another output than the default's: with a row of length 4: row 0 is off by 0.5")
+        for why in dropped.values()
+    )
+    torch.testing.assert_close(runner.run(*engine.request([9, 33])), eager(engine, [9, 33]))
+    assert runner.counts.misses == {(2, "b is planned and not available"): 1}
+
+
+def test_a_variant_that_is_wrong_only_at_length_is_dropped_too(tmp_path):
+    def after(impl, q, out):
+        if int(impl.inputs.lengths.max()) > 40:  # of 4, 32 and 64
+            out.zero_()
+
+    runner = runner_of(Engine(), tmp_path, backend("a"), backend("b", after=after), boxes=EVERYWHERE)
+    dropped = [v.dropped for v in runner.trigger_init_capture().variants if v.dropped]
+    assert len(dropped) == len(BUCKETS) and all(f"of length {MAX_KV}" in why for why in dropped)
+
+
+def test_a_planned_backend_that_fails_to_build_costs_its_variant_alone(tmp_path):
+    engine, broken = Engine(), backend("b", build_error=MemoryError("no room\nfor it"))
+    runner = runner_of(engine, tmp_path, backend("a"), broken, boxes=EVERYWHERE)
+    report = runner.trigger_init_capture()
+    assert {v.dropped for v in report.variants if not v.is_default} == {"MemoryError: no room"}
+    assert len(runner.run(*engine.request([9, 33]))) == 2
+
+
+def test_a_planned_backend_that_is_gone_costs_its_variant_alone(tmp_path):
+    engine = Engine()
+    boxes = [(b, 1, MAX_KV, 1, MAX_KV, "b[gone=1]") for b in BUCKETS]
+    runner = runner_of(engine, tmp_path, boxes=boxes)
+    runner.trigger_init_capture()
+    assert len(runner.run(*engine.request([9, 33]))) == 2
+
+
+def test_when_the_capture_budget_ends_buckets_keep_the_default(tmp_path):
+    engine = Engine()
+    config = DispatchConfig(enabled=True, cache_dir=tmp_path, capture_budget_s=1e-9)
+    runner = runner_of(engine, tmp_path, config=config, boxes=EVERYWHERE)
+    report = runner.trigger_init_capture()
+    # the first extra begins before anything is spent; it is the largest bucket's
+    extras = [(v.bucket, v.dropped) for v in report.variants if not v.is_default]
+    assert extras == [(4, ""), (2, "the capture budget has ended")]
+
+
+def test_nothing_but_the_reserved_page_is_written_before_requests_are_served(tmp_path):
+    engine = Engine()
+    before = [pages[:RESERVED].clone() for cache in engine.caches for pages in cache]
+    runner_of(engine, tmp_path, boxes=EVERYWHERE).trigger_init_capture()
+    after = [pages[:RESERVED] for cache in engine.caches for pages in cache]
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+def test_where_nothing_can_be_measured_the_default_serves_and_one_line_says_why(tmp_path, caplog, monkeypatch):
+    def no_memory(*args, **kwargs):
+        raise RuntimeError("out of memory\nand more")
+
+    monkeypatch.setattr("dispatch.tuner._bench", no_memory)
+    engine = Engine()
+    runner = runner_of(engine, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        report = runner.trigger_init_capture()
+    assert report.why_default == ["RuntimeError: out of memory"]
+    assert len([r for r in caplog.records if "out of memory" in r.getMessage()]) == 1
+    assert len(runner.run(*engine.request([9]))) == 1
+
+
+def test_an_engines_own_mistakes_are_one_line(tmp_path):
+    engine = Engine()
+    runner = runner_of(engine, tmp_path, enabled=False)
+    with pytest.raises(ConfigError, match=r"before trigger_init_capture\(\)"):
+        runner.run(*engine.request([9]))
+    runner.trigger_init_capture()
+    with pytest.raises(ConfigError, match="without requests"):
+        runner.run(torch.zeros(0, dtype=torch.int32), [torch.zeros(0, 16, dtype=torch.int32)])
+    lengths, (table,) = engine.request([9])
+    with pytest.raises(ConfigError, match="a block table of 17 pages: captured for 16"):
+        runner.run(lengths, [torch.nn.functional.pad(table, (0, 1))])
+    with pytest.raises(ConfigError, match="needs a layer group"):
+        type(runner)(engine.step, [], (1,), 64, 100, DispatchConfig(), reserved_page=0)
+
+
+def test_a_second_trigger_does_nothing_more(tmp_path):
+    engine = Engine()
+    runner = runner_of(engine, tmp_path, boxes=EVERYWHERE)
+    report = runner.trigger_init_capture()
+    steps = engine.steps
+    assert runner.trigger_init_capture() is report
+    assert engine.steps == steps
+
+
+# --- guards
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"named_backend": "a"}, "the user named the backend a"),
+        ({"deterministic": True}, "a deterministic mode"),
+        ({"mla": True}, "latent attention"),
+        ({"query_tokens": 4}, "4 query tokens a request"),
+    ],
+)
+def test_what_speaks_against_switching_is_said_once_and_the_default_serves(tmp_path, caplog, facts, why):
+    engine, b = Engine(), backend("b")
+    runner = runner_of(engine, tmp_path, backend("a"), b, facts=EngineFacts(**facts))
+    with caplog.at_level(logging.WARNING):
+        report = runner.trigger_init_capture()
+    assert report.refusal.startswith(why)
+    assert [r.getMessage() for r in caplog.records] == [f"the default serves every step: {report.refusal}"]
+    assert len(runner.run(*engine.request([9, 33]))) == 2
+    assert b.built == []
+
+
+def test_without_a_cuda_device_the_default_serves(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    engine = Engine()
+    runner = runner_of(engine, tmp_path, device=None)
+    assert runner.trigger_init_capture().refusal == "no CUDA device"
+    assert len(runner.run(*engine.request([9, 33]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ({"prefill": True}, "prefill"),
+        ({"query_tokens": 3}, "more than one query token a request"),
+        ({"shared_prefix": True}, "a shared-prefix batch"),
+    ],
+)
+def test_a_step_of_another_kind_is_the_engines_own_counted_and_logged_once(tmp_path, caplog, kind, why):
+    runner = runner_of(Engine(), tmp_path, enabled=False)
+    runner.trigger_init_capture()
+    assert runner.serves()
+    with caplog.at_level(logging.WARNING):
+        assert [runner.serves(**kind) for _ in range(3)] == [False] * 3
+    assert runner.counts.misses == {(0, why): 3}
+    assert len(caplog.records) == 1
+
+
+def test_a_layer_that_no_candidate_but_the_default_serves_is_not_measured(tmp_path):
+    engine = Engine()
+    runner = runner_of(engine, tmp_path, backend("a"))
+    report = runner.trigger_init_capture()
+    assert [v.is_default for v in report.variants] == [True] * len(BUCKETS)
