@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from dispatch.device import DeviceFingerprint as DeviceFingerprint
     from dispatch.device import current_device as current_device
     from dispatch.engine import BuiltImpls as BuiltImpls
+    from dispatch.engine import DecodeGraphRunner as DecodeGraphRunner
+    from dispatch.engine import EngineFacts as EngineFacts
+    from dispatch.engine import LayerGroup as LayerGroup
     from dispatch.engine import prepare_fmha_impl as prepare_fmha_impl
     from dispatch.errors import DispatchError as DispatchError
     from dispatch.grid import capture_buckets as capture_buckets
@@ -43,11 +46,14 @@ _HOME = {
     "BackendPlan": "dispatch._core",
     "BuiltImpls": "dispatch.engine",
     "Candidate": "dispatch.candidate",
+    "DecodeGraphRunner": "dispatch.engine",
     "DecodeImpl": "dispatch.backends",
     "DeviceFingerprint": "dispatch.device",
     "DispatchConfig": "dispatch.config",
     "DispatchError": "dispatch.errors",
+    "EngineFacts": "dispatch.engine",
     "EngineTraits": "dispatch.traits",
+    "LayerGroup": "dispatch.engine",
     "Obtained": "dispatch.obtain",
     "PlanEntry": "dispatch._core",
     "StepInputs": "dispatch.step",

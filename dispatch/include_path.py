@@ -1,4 +1,4 @@
-"""Where a C++ engine finds the table's sources."""
+"""Where a C++ engine finds our sources."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from dispatch.errors import DispatchError
 
-SOURCES = ("backend_plan.h", "backend_plan.cc")
+SOURCES = ("backend_plan.h", "backend_plan.cc", "page_size.h")
 
 
 def get_include() -> str:
-    """The folder that holds backend_plan.h and backend_plan.cc, to compile into an engine of your own.
+    """The folder that holds backend_plan.h, backend_plan.cc and page_size.h, to compile into an engine of your own.
 
     That is `dispatch/include` of an installed package, or `csrc` of the checkout for an editable or in-place
     build. Raises DispatchError where neither has them.
@@ -21,5 +21,5 @@ def get_include() -> str:
         if all((folder / source).is_file() for source in SOURCES):
             return str(folder)
     raise DispatchError(
-        f"{' and '.join(SOURCES)} are in neither {folders[0]} nor {folders[1]}: reinstall decode-dispatch"
+        f"{', '.join(SOURCES)} are in neither {folders[0]} nor {folders[1]}: reinstall decode-dispatch"
     )

@@ -194,7 +194,7 @@ def test_get_include_prefers_the_installed_sources(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(include_path, "__file__", str(tmp_path / "dispatch" / "include_path.py"))
     for folder in ("dispatch/include", "csrc"):
         (tmp_path / folder).mkdir(parents=True)
-        for source in ("backend_plan.h", "backend_plan.cc"):
+        for source in ("backend_plan.h", "backend_plan.cc", "page_size.h"):
             (tmp_path / folder / source).touch()
     assert get_include() == str(tmp_path / "dispatch" / "include")
     (tmp_path / "dispatch" / "include" / "backend_plan.cc").unlink()
@@ -203,7 +203,7 @@ def test_get_include_prefers_the_installed_sources(monkeypatch: pytest.MonkeyPat
 
 def test_get_include_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(include_path, "__file__", str(tmp_path / "dispatch" / "include_path.py"))
-    with pytest.raises(DispatchError, match=r"backend_plan\.h and backend_plan\.cc are in neither"):
+    with pytest.raises(DispatchError, match=r"backend_plan\.h, backend_plan\.cc, page_size\.h are in neither"):
         get_include()
 
 

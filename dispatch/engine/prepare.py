@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from dispatch._core import BackendPlan
+import torch
+
+from dispatch._core import BackendPlan, PlanEntry
 from dispatch.backends.base import DecodeImpl
 from dispatch.candidate import Candidate
 from dispatch.engine.counts import Counts
@@ -33,6 +35,13 @@ class BuiltImpls(Counts):
         return self._built.get((bucket, candidate))
 
 
+def look_up(plan: BackendPlan, lengths_host: torch.Tensor) -> PlanEntry | None:
+    """The plan's entry for live rows of these lengths: int32 [live], at least one, on the host."""
+    values = lengths_host.numpy()
+    live = len(values)
+    return plan.lookup(live, -(-int(values.sum()) // live), int(values.max()))
+
+
 def prepare_fmha_impl(inputs: StepInputs, plan: BackendPlan, impls: BuiltImpls, default: DecodeImpl) -> DecodeImpl:
     """The implementation for this step: the plan's where it has an entry and the engine has built it, else `default`.
 
@@ -43,9 +52,7 @@ def prepare_fmha_impl(inputs: StepInputs, plan: BackendPlan, impls: BuiltImpls, 
     if live < 1:
         impls.missed(0, NO_ROWS)
         return default
-    lengths = inputs.lengths_host.numpy()[:live]
-    mean_kv, max_kv = -(-int(lengths.sum()) // live), int(lengths.max())
-    entry = plan.lookup(live, mean_kv, max_kv)
+    entry = look_up(plan, inputs.lengths_host[:live])
     if entry is None:
         buckets = plan.buckets
         place = bisect_left(buckets, live)

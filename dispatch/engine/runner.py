@@ -23,7 +23,7 @@ from dispatch.engine.counts import Counts
 from dispatch.engine.graphs import CudaGraphs, EagerSteps, Graphs
 from dispatch.engine.groups import EngineFacts, LayerGroup
 from dispatch.engine.guards import start_refusal, step_refusal
-from dispatch.engine.prepare import ABOVE_BUCKETS, OUTSIDE
+from dispatch.engine.prepare import ABOVE_BUCKETS, OUTSIDE, look_up
 from dispatch.engine.report import CaptureReport, named
 from dispatch.engine.variants import Variant, extra_variants
 from dispatch.errors import ConfigError
@@ -140,10 +140,7 @@ class DecodeGraphRunner:
         default = self.ready[bucket, self.defaults]
         if all(choice.table is None for choice in self.choices):
             return default
-        values = lengths_host.numpy()
-        live = len(values)
-        mean_kv, max_kv = -(-int(values.sum()) // live), int(values.max())
-        variant = tuple(self._entry(choice, bucket, live, mean_kv, max_kv) for choice in self.choices)
+        variant = tuple(self._entry(choice, bucket, lengths_host) for choice in self.choices)
         ready = self.ready.get((bucket, variant))
         if ready is None:
             self.counts.missed(bucket, f"{named(variant)} is planned and not available")
@@ -151,10 +148,10 @@ class DecodeGraphRunner:
         self.counts.hit(bucket, named(variant))
         return ready
 
-    def _entry(self, choice: Choice, bucket: int, live: int, mean_kv: int, max_kv: int) -> Candidate:
+    def _entry(self, choice: Choice, bucket: int, lengths_host: torch.Tensor) -> Candidate:
         if choice.table is None:
             return choice.default
-        entry = choice.table.lookup(live, mean_kv, max_kv)
+        entry = look_up(choice.table, lengths_host)
         if entry is None:
             self.counts.missed(bucket, OUTSIDE)
             return choice.default

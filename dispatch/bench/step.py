@@ -1,0 +1,77 @@
+"""What dispatching a step costs on the host: the refresh of the buffers and the choice, and beside it plan()."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import torch
+
+from dispatch.backends import Registry
+from dispatch.bench.lookup import random_plan
+from dispatch.candidate import Candidate
+from dispatch.device import DeviceFingerprint
+from dispatch.engine.buffers import StepBuffers
+from dispatch.engine.builder import Builder
+from dispatch.engine.groups import LayerGroup
+from dispatch.engine.prepare import look_up
+from dispatch.spec import AttentionSpec
+from dispatch.step import StepInputs
+
+REPEATS = 200
+LONGEST = 8192
+BUCKETS_IN_PLAN, BOXES = 20, 3
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Microseconds on the host, medians: the refresh, the choice, and plan() of each backend that serves the layer."""
+
+    batch: int
+    refresh_us: float
+    choose_us: float
+    plan_us: Mapping[str, float]
+
+
+def step_cost(spec: AttentionSpec, batch: int, device: DeviceFingerprint, backends: Registry) -> StepCost:
+    """For a batch one row short of its bucket, so that a row is padded, and lengths that are new at every step."""
+    torch_device = torch.device(device.kind)
+    group = LayerGroup(spec, (0,))
+    buffers = StepBuffers([group], (batch,), LONGEST, 0, torch_device)
+    table = torch.zeros(batch - 1, spec.max_pages(LONGEST), dtype=torch.int32, device=torch_device)
+    lengths = [torch.randint(1, LONGEST, (batch - 1,), dtype=torch.int32) for _ in range(REPEATS)]
+    plan = random_plan(random.Random(0), BUCKETS_IN_PLAN, BOXES)
+
+    refresh_us = _median_us(lambda step: buffers.refresh(batch, lengths[step], [table]), torch_device)
+    inputs = buffers.inputs(batch)
+    plans = {}
+    for name in backends.priority(device):
+        if backends.support(name, spec, device).ok:
+            plan_us = _plan_us(name, group, batch, inputs, backends, torch_device)
+            plans[name] = plan_us
+    return StepCost(batch, refresh_us, _median_us(lambda step: look_up(plan, lengths[step]), torch_device), plans)
+
+
+def _plan_us(
+    name: str, group: LayerGroup, batch: int, inputs: tuple[StepInputs, ...], backends: Registry, device: torch.device
+) -> float:
+    builder = Builder(lambda inputs, attend: None, [group], LONGEST, backends, device)
+    variant = (Candidate(name),)
+    builder.reserve([(batch, variant)])
+    built = builder.build(batch, variant, inputs)
+    built.plan()  # the first one may compile
+    return _median_us(lambda step: built.plan(), device)
+
+
+def _median_us(work: Callable[[int], object], device: torch.device) -> float:
+    times = []
+    for step in range(REPEATS):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # or the host would wait for what came before
+        start = perf_counter_ns()
+        work(step)
+        times.append((perf_counter_ns() - start) / 1e3)
+    return statistics.median(times)
