@@ -20,6 +20,4 @@ def get_include() -> str:
     for folder in folders:
         if all((folder / source).is_file() for source in SOURCES):
             return str(folder)
-    raise DispatchError(
-        f"{', '.join(SOURCES)} are in neither {folders[0]} nor {folders[1]}: reinstall decode-dispatch"
-    )
+    raise DispatchError(f"{', '.join(SOURCES)} are in neither {folders[0]} nor {folders[1]}: reinstall decode-dispatch")

@@ -54,8 +54,9 @@ def obtain_plan(
     """The stored plan, or a new one. `force`: measure again, with the stored choices as incumbents. `phases`: told
     where the time goes.
 
-    Where another process tunes for the same key, wait for it and read what it stored. Raises ConfigError and
-    MeasureError as `tune` does, and MeasureError when the other process does not end in time.
+    Where another process tunes for the same key, wait for it and read what it stored. Where nothing can be measured
+    now, a stored plan serves, partial as it may be. Raises ConfigError and, without a stored plan, MeasureError as
+    `tune` does, and MeasureError when the other process does not end in time.
     """
     key = request.key(device, registry, eligible(request, device, registry).default)
     if not force and (found := _read(store, key)):
@@ -74,7 +75,13 @@ def obtain_plan(
         incumbent: Sequence[Box] = () if earlier is None else earlier.incumbent
         if force and stored is not None:
             incumbent = [decided.box for decided in stored.boxes]
-        plan, samples = tune(request, device, registry, progress, earlier, incumbent, force, phases)
+        try:
+            plan, samples = tune(request, device, registry, progress, earlier, incumbent, force, phases)
+        except MeasureError as error:
+            if stored is None:
+                raise
+            _log.warning("the stored plan is used as it is: %s", error)
+            return Obtained(stored, earlier, store.path(key), f"read from the store; not measured further: {error}")
         path = _save(store, plan, samples)
     return Obtained(plan, samples, path, f"measured in {plan.seconds:.1f} s")
 

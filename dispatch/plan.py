@@ -16,6 +16,11 @@ TIME_BUDGET_OVER = "the time budget ended before it was measured"
 FAILED_NOW = "failed, to be tried again"
 
 
+def to_be_tried_again(why_unmeasured: str) -> bool:
+    """Whether the next run would measure a bucket that is without boxes for this reason."""
+    return why_unmeasured == TIME_BUDGET_OVER or why_unmeasured.startswith(FAILED_NOW)
+
+
 @dataclass(frozen=True, slots=True)
 class DecidedBox:
     """A box, why its candidate was chosen, and the cross-fitted speed of the choice over the default."""
@@ -61,7 +66,7 @@ class StoredPlan:
     @property
     def is_partial(self) -> bool:
         """Whether buckets are left that a further run would measure."""
-        return any(why == TIME_BUDGET_OVER or why.startswith(FAILED_NOW) for why in self.unmeasured.values())
+        return any(map(to_be_tried_again, self.unmeasured.values()))
 
     def table(self) -> BackendPlan:
         """The frozen C++ table. Raises PlanError where the boxes do not fit one another."""

@@ -23,7 +23,7 @@ from dispatch.decision import Reason, Rule
 from dispatch.device import DeviceFingerprint
 from dispatch.eligible import Eligible, eligible
 from dispatch.errors import MeasureError, one_line
-from dispatch.plan import FAILED_NOW, TIME_BUDGET_OVER, StoredPlan
+from dispatch.plan import FAILED_NOW, TIME_BUDGET_OVER, StoredPlan, to_be_tried_again
 from dispatch.request import TuneRequest
 from dispatch.samples import Box, BucketSamples, Samples
 
@@ -86,7 +86,7 @@ def tune(
             raise MeasureError(refusal)
         bench = _bench(request, device, registry, able, todo, phases)
         _measure(bench, able, watch, start + request.config.time_budget_s, progress, measured, unmeasured)
-    for bucket in [b for b, why in unmeasured.items() if why == TIME_BUDGET_OVER and b in known]:
+    for bucket in [b for b, why in unmeasured.items() if to_be_tried_again(why) and b in known]:
         measured[bucket] = known[bucket]
         del unmeasured[bucket]
     samples = Samples(

@@ -454,6 +454,26 @@ def test_a_stored_plan_is_used_whoever_computes(obtain, watched):
     assert obtain({"a": 100, "b": 80}).plan == first.plan
 
 
+def test_a_partial_plan_serves_as_it_is_where_nothing_can_be_measured_now(obtain, watched, caplog):
+    ask = request(max_seq_len=8)
+    watched(bits=[0] * (2 + 60 + 10) + [THERMAL])
+    partial = obtain({"a": 100, "b": 80}, ask=ask).plan
+    watched(busy=[99] * 100)
+    again = obtain({"a": 100, "b": 70}, ask=ask)
+    assert (winners(again.plan), again.plan.is_partial) == (winners(partial), True)
+    assert again.source.startswith("read from the store; not measured further: another process")
+    assert "the stored plan is used as it is: another process" in caplog.text
+
+
+def test_force_whose_clocks_throttle_keeps_what_was_stored(obtain, watched):
+    ask = request(max_seq_len=8)
+    watched()
+    obtain({"a": 100, "b": 80}, ask=ask)
+    watched(bits=[0] * (2 + 60 + 10) + [THERMAL])
+    again = obtain({"a": 100, "b": 120}, ask=ask, force=True).plan
+    assert (winners(again), again.unmeasured) == ({1: "a", 4: "b"}, {})
+
+
 def test_clocks_that_begin_to_throttle_cost_their_bucket_which_the_next_run_measures(obtain, watched, caplog):
     ask = request(max_seq_len=8)  # bucket 1: four points, 15 rounds: 60 cells, and 2 looks before the start
     watched(bits=[0] * (2 + 60 + 10) + [THERMAL])
