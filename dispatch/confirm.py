@@ -8,11 +8,15 @@ from dataclasses import replace
 import numpy as np
 
 from dispatch.decision import Decision, Reason, Rule
-from dispatch.selector import Evidence, select_stable
+from dispatch.selector import Evidence, select_stable, still_good
 
 
-def confirmed(evidence: Evidence, decision: Decision, cells: Sequence[int], rule: Rule) -> Decision:
-    """A new choice, if there is a gain where each half of the rounds chooses for the other; or else the default."""
+def decide_cells(evidence: Evidence, cells: Sequence[int], rule: Rule, incumbent: str | None = None) -> Decision:
+    """What the rule selects for these cells, if there is a gain where each half of the rounds chooses for the other.
+
+    Otherwise the incumbent, where it is still good, or the default.
+    """
+    decision = select_stable(evidence, cells, rule, incumbent)
     default = evidence.candidates[0]
     if decision.candidate == default or decision.reason is Reason.INCUMBENT:
         return decision
@@ -21,6 +25,9 @@ def confirmed(evidence: Evidence, decision: Decision, cells: Sequence[int], rule
     verdicts = tuple(
         replace(v, reason=Reason.UNCONFIRMED) if v.candidate == decision.candidate else v for v in decision.verdicts
     )
+    held = next((v for v in verdicts if v.candidate == incumbent != decision.candidate), None)
+    if held is not None and still_good(held, evidence, list(cells)):
+        return replace(decision, candidate=held.candidate, reason=Reason.INCUMBENT, verdicts=verdicts)
     return replace(decision, candidate=default, reason=Reason.UNCONFIRMED, verdicts=verdicts)
 
 

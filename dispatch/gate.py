@@ -1,7 +1,8 @@
 """The gate: candidates' numbers are compared with a float32 reference before they may be timed.
 
 It runs what is timed: the timer's own recordings (on a GPU, captured graphs), over the bench's own buffers. Case by
-case all candidates run in turn, so that each also runs on the scratch that the others of its family have used.
+case (but for padding) all candidates run in turn, so that each also runs on the scratch that the others of its family
+have used.
 """
 
 from __future__ import annotations
@@ -40,43 +41,51 @@ class Gate:
         self.phases = phases or Phases()
         self.cases = Cases(pool, inputs, chain, longest, finite_kv)
         self.num_pages = self.cases.num_pages
+        self._backwards = False
 
     def load_first(self) -> None:
         """Set the lengths that a candidate is recorded with: the longest row and others; all change afterwards."""
         self.pool.load(self.inputs, self.cases.sets[0], self.num_pages)
 
     def check(self, recordings: Mapping[str, Recording]) -> dict[str, str]:
-        """What was wrong with each candidate, in a line: the case, row, length and head; "" if nothing was."""
+        """What was wrong with each candidate, in a line: the case, row, length and head; "" if nothing was.
+
+        Full batches, then padded ones, then a full one again: whatever a candidate remembers shows there.
+        """
         wrong = dict.fromkeys(recordings, "")
-        order = list(recordings)
         cases = self.cases.each()
         while (case := self._next(cases)) is not None:
-            order.reverse()
-            for name in order:
-                if not wrong[name]:
-                    with self.phases("gate: candidates"):
-                        wrong[name] = self._run(case, recordings[name])
+            self._run_all(case, recordings, wrong)
         if len(self.inputs.lengths_host) > 1:
             pair = self.cases.padding()
-            for name in (name for name in order if not wrong[name]):
+            for name in (name for name in recordings if not wrong[name]):
                 with self.phases("gate: candidates"):
-                    wrong[name] = self._run(pair[0], recordings[name]) or self._padding_matters(pair, recordings[name])
+                    wrong[name] = self._padding_matters(pair, recordings[name])
+        self._run_all(self.cases.full("random, at the end"), recordings, wrong)
         return wrong
 
+    def _run_all(self, case: Case, recordings: Mapping[str, Recording], wrong: dict[str, str]) -> None:
+        """The candidates in turn, in the other direction each time, as far as nothing was wrong with them so far."""
+        self._backwards = not self._backwards
+        for name in sorted(recordings, reverse=self._backwards):
+            if not wrong[name]:
+                with self.phases("gate: candidates"):
+                    wrong[name] = self._run(case, recordings[name])
+
     def _padding_matters(self, pair: tuple[Case, Case], recording: Recording) -> str:
-        """Whether live rows change with what padding rows hold: "" if each gives the same bits with both contents.
+        """What is wrong with a padded batch, or whether live rows change with what padding rows hold.
 
         Some kernels (cuDNN's) do not always repeat their own bits, so a difference counts only in rows that repeat
         theirs with either content.
         """
         live = pair[0].inputs.num_live
         outs: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-        for _ in range(REPEATS):
+        while len(outs[0]) < REPEATS:
             for case, seen in zip(pair, outs, strict=True):
                 if wrong := self._run(case, recording):
                     return wrong
                 seen.append(self.chain.outs[0][:live].clone())
-            if torch.equal(outs[0][0], outs[1][0]):
+            if len(outs[0]) == 1 and torch.equal(outs[0][0], outs[1][0]):
                 return ""
         repeats = [torch.stack([(out == seen[0]).flatten(1).all(1) for out in seen]).all(0) for seen in outs]
         changed = (outs[0][0] != outs[1][0]).flatten(1).any(1) & repeats[0] & repeats[1]

@@ -47,16 +47,18 @@ class Cases:
         k, v = (pages[: self.num_pages + 1].clone() for pages in chain.kv_caches[0])
         self.kv = k, v
 
+    def full(self, name: str) -> Case:
+        """Random data in every layer."""
+        return replace(self._random(name, self.sets[0]), layers=self.num_layers)
+
     def each(self) -> Iterator[Case]:
-        """One at a time, since each holds a copy of the pages."""
-        layers = self.num_layers
-        yield replace(self._random("random", self.sets[0]), layers=layers)
+        """Full batches, one at a time, since each holds a copy of the pages."""
+        yield self.full("random")
         for lengths in self.sets[1:]:
             yield self._random("random", lengths)
         for lengths in self.sets:
             yield self._probe(lengths)
         yield self._random("large logits", self.sets[-1], self._large_q())
-        yield replace(self._random("random, at the end", self.sets[0]), layers=layers)
 
     def _step(self, lengths: Sequence[int], num_live: int) -> StepInputs:
         inputs = replace(

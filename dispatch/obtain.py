@@ -65,7 +65,8 @@ def obtain_plan(
         try:
             held.enter_context(store.lock(key).acquire(timeout=request.config.time_budget_s + SLACK_S))
         except Timeout:
-            raise MeasureError("another process has been tuning for too long; the default stays") from None
+            busy = MeasureError("another process has been tuning for too long; the default stays")
+            return _as_it_is(store, key, None if force else store.load(key), busy)
         except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
             _log.warning("the plan cannot be stored: %s: %s", store.folder, error)
         if not force and (found := _read(store, key)):
@@ -78,10 +79,7 @@ def obtain_plan(
         try:
             plan, samples = tune(request, device, registry, progress, earlier, incumbent, force, phases)
         except MeasureError as error:
-            if stored is None:
-                raise
-            _log.warning("the stored plan is used as it is: %s", error)
-            return Obtained(stored, earlier, store.path(key), f"read from the store; not measured further: {error}")
+            return _as_it_is(store, key, stored, error)
         path = _save(store, plan, samples)
     return Obtained(plan, samples, path, f"measured in {plan.seconds:.1f} s")
 
@@ -112,6 +110,14 @@ def _read(store: Store, key: dict[str, Any]) -> Obtained | None:
         return None
     milliseconds = (perf_counter() - start) * 1e3
     return Obtained(plan, None, store.path(key), f"read from the store in {milliseconds:.1f} ms")
+
+
+def _as_it_is(store: Store, key: dict[str, Any], stored: StoredPlan | None, error: MeasureError) -> Obtained:
+    """A stored plan, partial as it may be, where nothing can be measured now. Raises the error where there is none."""
+    if stored is None:
+        raise error
+    _log.warning("the stored plan is used as it is: %s", error)
+    return Obtained(stored, store.load_samples(key), store.path(key), f"read from the store; not measured: {error}")
 
 
 def _save(store: Store, plan: StoredPlan, samples: Samples | None) -> Path | None:

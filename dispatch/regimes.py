@@ -10,10 +10,10 @@ from itertools import pairwise
 import numpy as np
 
 from dispatch.candidate import Candidate
-from dispatch.confirm import confirmed, cross_fitted_speedup
+from dispatch.confirm import cross_fitted_speedup, decide_cells
 from dispatch.decision import Decision, Rule
 from dispatch.samples import TWIN, Box, BucketSamples, Cell, Samples
-from dispatch.selector import Evidence, median_of_rounds, over_stored, select_stable
+from dispatch.selector import Evidence, median_of_rounds, over_stored
 
 MAX_BOXES = 3  # each box may cost the engine one more CUDA graph
 FEWER_BOXES_MARGIN = 0.01  # a partition with fewer boxes wins if it loses no more than 1%
@@ -64,9 +64,9 @@ def decide_bucket(
     than delta on average: boundaries must not flip on noise any more than winners.
     """
     evidence = Evidence.of(samples, num_layers, priority)
-    measured = tuple(i for i in range(len(samples.cells)) if evidence.rounds[0, i])
-    if not measured:
+    if not evidence.rounds[0].any():
         return ()
+    measured = tuple(range(len(samples.cells)))  # one without a time is measured for nobody, and keeps the default
     search = _Search(evidence, samples.cells, rule)
     parts, held = search.best(measured), [""] * MAX_BOXES
     cells_of = {box: tuple(i for i in measured if search.inside(i, box)) for box in incumbent}
@@ -86,13 +86,13 @@ class _Search:
         self.evidence, self.points, self.rule = evidence, [(c.mean_kv, c.max_kv) for c in cells], rule
         self.decided: dict[tuple[int, ...], tuple[str, float]] = {}
         real = [i for i, name in enumerate(evidence.candidates) if name != TWIN]
-        self.best_r = np.nanmin(np.where(np.isnan(evidence.medians[real]), np.inf, evidence.medians[real]), axis=0)
+        best = np.where(np.isnan(evidence.medians[real]), np.inf, evidence.medians[real]).min(axis=0)
+        self.best_r = np.where(np.isfinite(best), best, 0.0)
 
     def pick(self, cells: tuple[int, ...]) -> tuple[str, float]:
         """What the rule picks for these cells, and its regret: the sum over them of log time above the best."""
         if cells not in self.decided:
-            decision = select_stable(self.evidence, cells, self.rule)
-            name = confirmed(self.evidence, decision, cells, self.rule).candidate
+            name = decide_cells(self.evidence, cells, self.rule).candidate
             own = self.evidence.medians[self.evidence.candidates.index(name), list(cells)]
             self.decided[cells] = name, float((np.nan_to_num(own) - self.best_r[list(cells)]).sum())
         return self.decided[cells]
@@ -141,18 +141,17 @@ class _Search:
         """Whether what `new` picks is clearly faster than the stored choices, on average over the cells."""
         was, now = {}, {}
         for part, name in zip(old, old_names, strict=True):
-            was.update(dict.fromkeys(part.cells, select_stable(self.evidence, part.cells, self.rule, name).candidate))
+            was.update(dict.fromkeys(part.cells, decide_cells(self.evidence, part.cells, self.rule, name).candidate))
         for part in new:
             now.update(dict.fromkeys(part.cells, self.pick(part.cells)[0]))
         row = self.evidence.candidates.index
         log_step = self.evidence.log_step
         gains = [float(median_of_rounds(log_step[row(now[c]), c] - log_step[row(was[c]), c])) for c in now]
-        return float(np.mean(gains)) <= -over_stored(self.evidence.delta(list(now), self.rule), self.rule)
+        return float(np.nanmean(gains)) <= -over_stored(self.evidence.delta(list(now), self.rule), self.rule)
 
     def regime(self, bucket: int, part: _Part, incumbent: str) -> Regime:
         """The part as a box: cuts bound it, and where there is none, its own outermost cells."""
-        decision = select_stable(self.evidence, part.cells, self.rule, incumbent)
-        decision = confirmed(self.evidence, decision, part.cells, self.rule)
+        decision = decide_cells(self.evidence, part.cells, self.rule, incumbent)
         speedup = 1.0
         if decision.candidate != self.evidence.candidates[0]:
             speedup = cross_fitted_speedup(self.evidence, part.cells, self.rule, incumbent)

@@ -105,7 +105,7 @@ def select_stable(evidence: Evidence, cells: Sequence[int], rule: Rule, incumben
     if incumbent == evidence.candidates[0]:  # a stored default yields to a clear gain only: see `over_stored`
         eligible = [v for v in eligible if _mean(v) <= -over_stored(delta, rule)]
     held = verdicts.get(incumbent or "")
-    if held is not None and _still_good(held, evidence, cells):
+    if held is not None and still_good(held, evidence, cells):
         challengers = [v for v in eligible if _beats(evidence, v.candidate, held.candidate, cells, delta)]
         if not challengers:
             for v in eligible:
@@ -161,7 +161,7 @@ def _judge(evidence: Evidence, name: str, cells: list[int], rule: Rule, delta: f
     return Verdict(name, reason, mean_r, worst_r, cells[worst], win_share, detail)
 
 
-def _still_good(held: Verdict, evidence: Evidence, cells: list[int]) -> bool:
+def still_good(held: Verdict, evidence: Evidence, cells: list[int]) -> bool:
     """Whether an incumbent was measured and is not slower than the default.
 
     A cell counts as slower only beyond the A/A spread: a tie with the default must not flip a stored choice.

@@ -143,8 +143,11 @@ def _measure(
 ) -> None:
     """Measure bucket after bucket, the smallest first: that is where choosing pays most."""
     counts = {b: len(cells) * ROUNDS * (len(able.candidates(b)) + 1) for b, cells in bench.planned.items()}
-    total, done = sum(counts.values()), 0
+    total, done, throttled = sum(counts.values()), 0, ""
     for bucket in bench.planned:
+        if throttled:  # the card has to cool down; nothing that is measured until then would count
+            unmeasured[bucket] = f"{FAILED_NOW}: {throttled}"
+            continue
         if monotonic() > deadline:
             unmeasured[bucket] = TIME_BUDGET_OVER
             continue
@@ -152,8 +155,9 @@ def _measure(
 
         def advance(samples: int, before: int = done, bucket: int = bucket) -> None:
             progress(before + samples, total, f"bucket {bucket}")
-            if throttling := watch.throttling():  # the driver tells it of this moment only: ask after every cell
-                raise MeasureError(throttling)
+            nonlocal throttled
+            if throttled := watch.throttling():  # the driver tells it of this moment only: ask after every cell
+                raise MeasureError(throttled)
 
         try:
             samples = bench.measure(bucket, able.candidates(bucket), deadline, advance)

@@ -72,7 +72,7 @@ def test_a_step_inside_a_box_runs_the_planned_variant_and_one_outside_the_defaul
         for _ in range(3):
             runner.run(*engine.request([9, 30]))  # mean 19.5, which counts as 20: the box's corner
             runner.run(*engine.request([9, 33]))
-    assert served_by(runner) == {(2, "b"): 3, (2, "a"): 3}
+    assert served_by(runner) == {(2, "b"): 3}
     assert runner.counts.misses == {(2, OUTSIDE): 3}
     assert [r.getMessage() for r in caplog.records] == [f"bucket 2: {OUTSIDE}: the default serves it"]
 
@@ -119,7 +119,8 @@ def test_requests_grow_join_and_finish_over_buffers_that_never_move(tmp_path):
         found = runner.run(*engine.request(lengths))
         torch.testing.assert_close(found, off.run(*twin.request(lengths)), rtol=1e-5, atol=1e-5)
         assert addresses() == before
-    assert {what for _, what in served_by(runner)} == {"a", "b"}
+    assert {what for _, what in served_by(runner)} == {"b"}
+    assert sum(runner.counts.misses.values()) == 4  # all but the first: a mean above 20, or a request above 30
 
 
 def test_plan_runs_before_every_step_and_begin_step_before_every_layer(tmp_path):
@@ -149,7 +150,9 @@ def test_each_layer_group_has_a_plan_of_its_own(tmp_path):
     store_plan(runner, [(b, 1, MAX_KV, 1, MAX_KV, "b") for b in BUCKETS], group=1)
     runner.trigger_init_capture()
     short, long = runner.run(*engine.request([9, 9])).clone(), runner.run(*engine.request([40, 40]))
-    assert served_by(runner) == {(2, "b"): 1, (2, "a + b"): 1}
+    assert served_by(runner) == {(2, "b"): 1}
+    assert runner.counts.misses == {(2, OUTSIDE): 1}  # of the first group; the second has its own
+    assert any(impl.calls.count("forward") for impl in runner.ready[2, (Candidate("a"), Candidate("b"))].built.impls)
     torch.testing.assert_close(short, eager(engine, [9, 9]), rtol=1e-5, atol=1e-5)
     assert long.isfinite().all()
 
@@ -308,3 +311,35 @@ def test_a_layer_that_no_candidate_but_the_default_serves_is_not_measured(tmp_pa
     runner = runner_of(engine, tmp_path, backend("a"))
     report = runner.trigger_init_capture()
     assert [v.is_default for v in report.variants] == [True] * len(BUCKETS)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "one number a row", "zeros"])
+def test_what_a_step_returns_may_have_any_shape(tmp_path, kind):
+    engine = Engine()
+    whole = engine.step
+
+    def step(inputs, attend):
+        out = whole(inputs, attend)
+        return {"tokens": out.argmax(1), "one number a row": out.sum(1), "zeros": out * 0}[kind]
+
+    engine.step = step
+    runner = runner_of(engine, tmp_path, boxes=EVERYWHERE)
+    assert [v.dropped for v in runner.trigger_init_capture().variants] == [""] * 4
+    assert len(runner.run(*engine.request([9, 33, 5]))) == 3
+
+
+@pytest.mark.parametrize("method", ["workspace_bytes", "build"])
+def test_a_planned_backend_that_breaks_its_word_after_the_plan_was_stored_costs_its_variant_alone(tmp_path, method):
+    engine, b = Engine(), backend("b")
+    runner = runner_of(engine, tmp_path, backend("a"), b, boxes=EVERYWHERE)
+    kept = getattr(b, method)
+
+    def broken(self, *args):
+        if method == "workspace_bytes" and not hasattr(runner, "buffers"):
+            return kept(self, *args)  # while it is asked whether it serves
+        raise ValueError("broken")
+
+    setattr(b, method, broken)
+    report = runner.trigger_init_capture()
+    assert {v.dropped for v in report.variants if not v.is_default} == {"ValueError: broken"}
+    assert len(runner.run(*engine.request([9, 33]))) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,6 +34,8 @@ def slept(monkeypatch):
     """Seconds that a watch waited, without waiting."""
     seconds = []
     monkeypatch.setattr(sanity, "sleep", seconds.append)
+    clock = count()
+    monkeypatch.setattr(sanity, "monotonic", lambda: next(clock))  # a second between any two looks
     return seconds
 
 

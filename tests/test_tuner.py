@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -180,6 +181,7 @@ def test_when_the_budget_ends_measured_buckets_are_planned_and_the_rest_is_resum
     # one tick at the start, two a bucket: after three ticks the first bucket is done and the second is not begun
     ask = request(time_budget_s=2.5)
     monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
     plan, samples = scripted({"a": 100, "b": 80}, ask=ask)
     assert winners(plan) == {1: "b"}
@@ -269,6 +271,7 @@ def test_a_partial_plan_is_resumed_by_the_next_run(obtain, monkeypatch):
     clock = iter(range(10_000))
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(clock))
     monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
     partial = obtain({"a": 100, "b": 80}, ask=request(time_budget_s=2.5))
     assert partial.plan.is_partial
@@ -282,6 +285,7 @@ def test_force_whose_budget_ends_keeps_what_was_stored_of_the_buckets_that_it_di
     clock = iter(range(10_000))
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(clock))
     monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
     again = obtain({"a": 100, "b": 120}, force=True, ask=request(time_budget_s=2.5))
     assert winners(again.plan) == {1: "a", 4: "b"}
@@ -295,6 +299,7 @@ def test_a_bucket_is_kept_when_the_budget_ends_after_the_rounds_that_the_rule_ne
     ask = request(buckets=(1,), max_seq_len=8)  # points 1, 2, 4, 8 and one profile: 4 cells, 3 timed arms a cell
     clock = iter(range(10_000))
     monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)  # one look at the clock
     looks = iter([0, 0, 0])  # the start, before the bucket, after it: the budget has ended by then
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(looks, 10_000))
@@ -342,6 +347,7 @@ def test_force_measures_a_partial_plan_from_its_beginning(obtain, monkeypatch):
     clock = iter(range(10_000))
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(clock))
     monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
     assert obtain({"a": 100, "b": 80}, ask=request(time_budget_s=2.5)).plan.is_partial
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: 0)
@@ -434,6 +440,8 @@ def watched(monkeypatch):
 
     def watch(**script):
         monkeypatch.setattr(dispatch.bench.sanity, "sleep", lambda seconds: None)
+        clock = count()
+        monkeypatch.setattr(dispatch.bench.sanity, "monotonic", lambda: next(clock))  # every look counts
         monkeypatch.setattr(dispatch.tuner, "watch_for", lambda device: watch_of(**script))
 
     return watch
@@ -461,7 +469,7 @@ def test_a_partial_plan_serves_as_it_is_where_nothing_can_be_measured_now(obtain
     watched(busy=[99] * 100)
     again = obtain({"a": 100, "b": 70}, ask=ask)
     assert (winners(again.plan), again.plan.is_partial) == (winners(partial), True)
-    assert again.source.startswith("read from the store; not measured further: another process")
+    assert again.source.startswith("read from the store; not measured: another process")
     assert "the stored plan is used as it is: another process" in caplog.text
 
 
@@ -496,4 +504,31 @@ def test_a_backend_that_claims_more_than_the_memory_can_is_not_chosen(scripted, 
     monkeypatch.setattr(ScriptedTimer, "peak_bytes_per_s", 1e12)  # 256 bytes a token: 512 tokens take 0.135 us
     plan, _ = scripted({"a": 100, "b": 0.001, "c": 80}, ask=request(buckets=(1,)))
     assert winners(plan) == {1: "c"}
-    assert {e.candidate for e in plan.excluded} == {"b"}
+
+
+def test_a_cell_in_which_the_default_has_no_time_is_nobodys_and_no_box_of_another_spans_it(scripted, monkeypatch):
+    monkeypatch.setattr(ScriptedTimer, "peak_bytes_per_s", 1e12)
+    ask = request(buckets=(1,), max_seq_len=512)  # points 64, 128, 256, 512
+
+    def default(lengths):
+        return 0.001 if lengths[0] == 256 else 100
+
+    plan, _ = scripted({"a": default, "b": lambda lengths: 1000 if lengths[0] == 256 else 80}, ask=ask)
+    table = plan.table()
+    assert table.lookup(1, 64, 64).backend == "b"
+    assert table.lookup(1, 512, 512).backend == "b"
+    entry = table.lookup(1, 256, 256)
+    assert entry is None or entry.backend == "a"
+
+
+def test_one_outlier_of_the_default_costs_no_cell(scripted, monkeypatch):
+    monkeypatch.setattr(ScriptedTimer, "peak_bytes_per_s", 1e12)
+    seen = []
+
+    def default(lengths):
+        seen.append(lengths)
+        return 0.001 if len(seen) == 1 else 100
+
+    plan, _ = scripted({"a": default, "b": 80}, ask=request(buckets=(1,)))
+    assert winners(plan) == {1: "b"}
+    assert len(plan.boxes) == 1

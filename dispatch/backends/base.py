@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import ClassVar
 
 import torch
@@ -69,6 +70,10 @@ class Backend(ABC):
     needs_exact_lengths: ClassVar[bool] = False
     family: ClassVar[str]
     distribution: ClassVar[str]
+
+    def version(self) -> str:
+        """Of all that its numbers and its speed come from: part of a stored plan's key."""
+        return version(self.distribution)
 
     @abstractmethod
     def support(self, spec: AttentionSpec, device: DeviceFingerprint) -> Support:

@@ -29,6 +29,11 @@ class FlashInferCudnn(Backend):
     family = "flashinfer_cudnn"
     distribution = "flashinfer-python"
 
+    def version(self) -> str:
+        """FlashInfer's, the frontend's, and that of cuDNN itself, whose releases differ in speed and in numbers."""
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        return f"{version(self.distribution)}, frontend {version('nvidia-cudnn-frontend')}, cuDNN {cudnn}"
+
     def support(self, spec: AttentionSpec, device: DeviceFingerprint) -> Support:
         if device.kind != "cuda":
             return refuse("needs a CUDA device")

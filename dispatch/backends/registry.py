@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Iterable
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 
 from dispatch.backends.base import Backend, Support, refuse
 from dispatch.candidate import is_backend_name
@@ -92,10 +92,10 @@ class Registry:
             return refuse(f"support() raised {one_line(error)}")
 
     def version(self, name: str) -> str:
-        """Version of the package that the backend comes from; "" where there is none."""
+        """Version of what the backend comes from; "" where it is not there, or cannot be told."""
         try:
-            return version(self.get(name).distribution)
-        except (PackageNotFoundError, RegistryError):
+            return str(self.get(name).version())
+        except Exception:  # no such package; or a third party's own version() that raises
             return ""
 
 

@@ -89,7 +89,7 @@ class Bench:
         cells = self.planned[bucket]
         inputs, chain = self.pool.inputs(bucket, self.max_kv), self.pool.chain(bucket)
         exclusions: list[Exclusion] = []
-        arms = self._prove(names, inputs, chain, exclusions)
+        arms = self._prove(names, inputs, chain, exclusions, deadline)
         if not self.warm:
             self._warm_up(arms)
         rounds = Rounds(self.pool, self.timer, arms, len(names), cells)
@@ -97,8 +97,18 @@ class Bench:
         exclusions += rounds.exclusions
         return BucketSamples(bucket, tuple(p.cell for p in cells), names, rounds.times, tuple(exclusions))
 
-    def _prove(self, names: Sequence[str], inputs: StepInputs, chain: Chain, exclusions: list[Exclusion]) -> list[Arm]:
-        """Build, record and gate every candidate; those that fail are excluded with their reason."""
+    def _prove(
+        self,
+        names: Sequence[str],
+        inputs: StepInputs,
+        chain: Chain,
+        exclusions: list[Exclusion],
+        deadline: float,
+    ) -> list[Arm]:
+        """Build, record and gate every candidate; those that fail are excluded with their reason.
+
+        Nothing is proven where the deadline passes meanwhile: compiling may take minutes.
+        """
         arms: list[Arm] = []
         candidates = [Candidate.parse(names[0] if name == TWIN else name) for name in names]
         limits = [candidate.max_kv or self.max_kv for candidate in candidates]
@@ -107,6 +117,8 @@ class Bench:
                 gate = Gate(self.pool, inputs, chain, limit, self.traits.finite_kv, self.phases)
             ready = []
             for i in (i for i, its in enumerate(limits) if its == limit):
+                if monotonic() > deadline:
+                    return []
                 gate.load_first()
                 try:
                     with self.phases(f"build, compile, capture: {candidates[i].backend}"):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from dispatch.errors import one_line
+
+T = TypeVar("T")
 
 MEMORY_CLOCK = 2  # NVML_CLOCK_MEM
 # The bits with which a card says that it protects itself, for as long as it is too hot or its supply too weak. The
@@ -38,35 +41,40 @@ class Nvml:
 
         torch tells clock and width too, but only in its later releases.
         """
-        clock_mhz = self._ask("nvmlDeviceGetMaxClockInfo", MEMORY_CLOCK)
-        bus_bits = self._ask("nvmlDeviceGetMemoryBusWidth")
+        clock_mhz = self._ask(float, "nvmlDeviceGetMaxClockInfo", MEMORY_CLOCK)
+        bus_bits = self._ask(int, "nvmlDeviceGetMemoryBusWidth")
         return clock_mhz * 1e6 * 2 * bus_bits / 8 if clock_mhz and bus_bits else None
 
     def busy_percent(self) -> int | None:
         """Share of the last sample period, 1/6 to 1 s, in which a kernel ran, whoever launched it."""
-        rates = self._ask("nvmlDeviceGetUtilizationRates")
-        return None if rates is None else int(rates.gpu)
+        return self._ask(lambda rates: int(rates.gpu), "nvmlDeviceGetUtilizationRates")
 
     def computing_pids(self) -> list[int]:
         """Other processes that computed lately, as far as the driver tells; a container may see the host's PIDs."""
-        samples = self._ask("nvmlDeviceGetProcessUtilization", int(time() * 1e6) - RECENT_US) or ()
-        pids = {int(s.pid) for s in samples if 0 < s.smUtil <= 100}  # stale entries hold anything
+        since = int(time() * 1e6) - RECENT_US
+        pids = self._ask(_busy_pids, "nvmlDeviceGetProcessUtilization", since) or set()
         return sorted(pids - {0, os.getpid()})
 
     def slowdowns(self) -> tuple[str, ...] | None:
         """What the card protects itself from at this moment."""
-        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
+        bits = self._ask(int, "nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:  # its name before driver 535
-            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+            bits = self._ask(int, "nvmlDeviceGetCurrentClocksThrottleReasons")
         return None if bits is None else tuple(name for bit, name in SLOWDOWNS.items() if bits & bit)
 
-    def _ask(self, function: str, *args: Any) -> Any:
+    def _ask(self, read: Callable[[Any], T], function: str, *args: Any) -> T | None:
         if self.absent:
             return None
         try:
-            return getattr(self._library, function)(self._gpu, *args)
-        except Exception:  # NVMLError: not supported, not permitted, no samples; AttributeError: another pynvml
+            return read(getattr(self._library, function)(self._gpu, *args))
+        except (
+            Exception
+        ):  # NVMLError: not supported, not permitted, no samples; others: an odd pynvml, or an odd answer
             return None
+
+
+def _busy_pids(samples: Iterable[Any]) -> set[int]:
+    return {int(s.pid) for s in samples if 0 < s.smUtil <= 100}  # stale entries hold anything
 
 
 def open_nvml(device: torch.device) -> Nvml:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from time import sleep
+from time import monotonic, sleep
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ class GpuWatch:
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
         self._slowed: tuple[str, ...] = ()
+        self._looked = float("-inf")
 
     def refusal(self) -> str:
         """Why not to measure now, "" if nothing speaks against it. Nothing of this process may compute meanwhile.
@@ -58,8 +59,12 @@ class GpuWatch:
     def throttling(self) -> str:
         """What throttles the clocks, "" if nothing does: what this look and the one before it have both seen.
 
-        One alone is not enough, because a hardware slowdown is also reported for a moment while clocks change.
+        One alone is not enough, because a hardware slowdown is also reported for a moment while clocks change. Looks
+        are at least 0.1 s apart: between, nothing is seen.
         """
+        if monotonic() - self._looked < LOOK_S:
+            return ""
+        self._looked = monotonic()
         now = self._nvml.slowdowns() or ()
         lasting = [slowdown for slowdown in now if slowdown in self._slowed]
         self._slowed = now
@@ -92,17 +97,22 @@ def nominal_bandwidth(device: torch.device) -> float | None:
     return open_nvml(device).peak_bytes_per_s()
 
 
+def visible_bytes(spec: AttentionSpec, lengths: NDArray[np.int64]) -> int:
+    """Bytes of a layer's KV cache that a step reads, of rows with so many tokens: of a sliding window, the last."""
+    visible = lengths if spec.sliding_window is None else np.minimum(lengths, spec.sliding_window)
+    return int(visible.sum()) * spec.kv_bytes_per_token
+
+
 def check_bandwidth(
     spec: AttentionSpec, lengths: NDArray[np.int64], layer_us: float, peak_bytes_per_s: float | None
 ) -> None:
     """Raises MeasureError if a layer took less time than reading its KV cache must take.
 
-    `lengths`: KV tokens of each row, of which a sliding window shows the last.
+    `lengths`: KV tokens of each row.
     """
     if peak_bytes_per_s is None:
         return
-    visible = lengths if spec.sliding_window is None else np.minimum(lengths, spec.sliding_window)
-    read_bytes = int(visible.sum()) * spec.kv_bytes_per_token
+    read_bytes = visible_bytes(spec, lengths)
     if read_bytes > REACHABLE * peak_bytes_per_s * layer_us / 1e6:
         raise MeasureError(
             f"{read_bytes} bytes of KV read in {layer_us:.3f} us: a measurement error, above {REACHABLE:.0%} of the"

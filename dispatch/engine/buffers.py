@@ -24,7 +24,7 @@ class StepBuffers:
     ) -> None:
         """`reserved_page`: where padding rows read and write; no request ever has it."""
         on_gpu, rows = device.type == "cuda", buckets[-1]
-        self.reserved_page, self.max_seq_len = reserved_page, max_seq_len
+        self.groups, self.reserved_page = tuple(groups), reserved_page
         self.lengths_host = torch.ones(rows, dtype=torch.int32, pin_memory=on_gpu)
         self._host_values = self.lengths_host.numpy()  # the same memory, at a third of the time a write
         self.lengths = torch.ones(rows, dtype=torch.int32, device=device)

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from dispatch.engine.buffers import StepBuffers
@@ -49,17 +50,27 @@ class Capturer:
 
         Raises what a default raises that cannot even be built.
         """
-        self.builder.reserve([(b, v) for b, extras in wanted.items() for v in (self.defaults, *extras)])
+        self.builder.reserve([(bucket, self.defaults) for bucket in wanted])
+        extras = {bucket: [v for v in wanted[bucket] if self._reserved(bucket, v)] for bucket in wanted}
         for bucket in sorted(wanted, reverse=True):
             self._default(bucket)
         for bucket in sorted(wanted, reverse=True):
-            for variant in wanted[bucket]:
+            for variant in extras[bucket]:
                 spent = [v for v in self.report.variants if not v.is_default]
                 if sum(v.seconds for v in spent) >= budget_s or sum(v.mib for v in spent) >= budget_mib:
                     self._drop(bucket, variant, "the capture budget has ended")
                 else:
                     self._extra(bucket, variant)
         return self.ready
+
+    def _reserved(self, bucket: int, variant: Variant) -> bool:
+        """Whether there is scratch for it: all is sized before anything is captured, and never grows."""
+        try:
+            self.builder.reserve([(bucket, variant)])
+        except Exception as error:  # a planned backend that is gone, or breaks its word, loses itself alone
+            self._drop(bucket, variant, one_line(error))
+            return False
+        return True
 
     def _default(self, bucket: int) -> None:
         built = self._build(bucket, self.defaults)
@@ -77,19 +88,23 @@ class Capturer:
         )
 
     def _extra(self, bucket: int, variant: Variant) -> None:
-        eager = self.ready[bucket, self.defaults].built
+        eager, start = self.ready[bucket, self.defaults].built, perf_counter()
+        mib = 0.0
         try:
             built = self._build(bucket, variant)
             captured = self._captured(built, variant)
+            mib = captured.mib
             wrong = disagreement(built, captured, eager, self.buffers, self._lengths(variant))
         except Exception as error:  # whatever a backend raises, it loses itself alone
-            self._drop(bucket, variant, one_line(error))
-            return
-        if wrong:
-            self._drop(bucket, variant, f"another output than the default's: {wrong}", captured)
+            why = one_line(error)
+        else:
+            why = f"another output than the default's: {wrong}" if wrong else ""
+        if why:
+            self._drop(bucket, variant, why, perf_counter() - start, mib)
             return
         self.ready[bucket, variant] = Ready(built, captured)
-        self.report.variants.append(VariantReport(bucket, named(variant), False, captured.seconds, captured.mib))
+        seconds = perf_counter() - start
+        self.report.variants.append(VariantReport(bucket, named(variant), False, seconds, mib))
 
     def _build(self, bucket: int, variant: Variant) -> BuiltStep:
         return self.builder.build(bucket, variant, self.buffers.inputs(bucket))
@@ -105,7 +120,6 @@ class Capturer:
         built.plan()
         return self.graphs.capture(built.work)
 
-    def _drop(self, bucket: int, variant: Variant, why: str, captured: Captured | None = None) -> None:
-        seconds, mib = (0.0, 0.0) if captured is None else (captured.seconds, captured.mib)
+    def _drop(self, bucket: int, variant: Variant, why: str, seconds: float = 0.0, mib: float = 0.0) -> None:
         self.report.variants.append(VariantReport(bucket, named(variant), False, seconds, mib, why))
         _log.warning("bucket %d: %s is not used: %s: the default serves it", bucket, named(variant), why)

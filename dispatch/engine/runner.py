@@ -140,22 +140,23 @@ class DecodeGraphRunner:
         default = self.ready[bucket, self.defaults]
         if all(choice.table is None for choice in self.choices):
             return default
-        variant = tuple(self._entry(choice, bucket, lengths_host) for choice in self.choices)
+        found = [self._planned(choice, lengths_host) for choice in self.choices]
+        variant = tuple(one or choice.default for one, choice in zip(found, self.choices, strict=True))
         ready = self.ready.get((bucket, variant))
-        if ready is None:
+        if None in found:
+            self.counts.missed(bucket, OUTSIDE)
+        elif ready is None:
             self.counts.missed(bucket, f"{named(variant)} is planned and not available")
-            return default
-        self.counts.hit(bucket, named(variant))
-        return ready
+        else:
+            self.counts.hit(bucket, named(variant))
+        return ready or default
 
-    def _entry(self, choice: Choice, bucket: int, lengths_host: torch.Tensor) -> Candidate:
+    def _planned(self, choice: Choice, lengths_host: torch.Tensor) -> Candidate | None:
+        """What a group's plan names for these lengths; the default of a group without a plan; None without an entry."""
         if choice.table is None:
             return choice.default
         entry = look_up(choice.table, lengths_host)
-        if entry is None:
-            self.counts.missed(bucket, OUTSIDE)
-            return choice.default
-        return Candidate(entry.backend, entry.tactic)
+        return None if entry is None else Candidate(entry.backend, entry.tactic)
 
     def _above_the_buckets(
         self, lengths_host: torch.Tensor, block_tables: Sequence[torch.Tensor], lengths: torch.Tensor | None

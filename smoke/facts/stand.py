@@ -16,7 +16,7 @@ from dispatch.bench.cuda_timer import CudaTimer
 from dispatch.bench.pool import PagedPool
 from dispatch.bench.profiles import LogNormal
 from dispatch.bench.rounds import LONG_LAYER_BYTES
-from dispatch.bench.sanity import check_bandwidth
+from dispatch.bench.sanity import check_bandwidth, visible_bytes
 from dispatch.bench.timer import Recording, StepTime
 from dispatch.candidate import Candidate
 from dispatch.errors import one_line
@@ -184,7 +184,7 @@ class Stand:
         return True
 
     def _chain_layers(self, lengths: Lengths) -> int:
-        layer_bytes = float(lengths.sum(axis=1).mean()) * self.spec.kv_bytes_per_token
+        layer_bytes = np.mean([visible_bytes(self.spec, row) for row in lengths])
         return (min if layer_bytes > LONG_LAYER_BYTES else max)(self.timer.chain_layers)
 
 
