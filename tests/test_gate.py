@@ -256,9 +256,26 @@ def test_a_token_too_many_or_too_few_is_found_where_no_slot_is_nan_too(how):
 def test_a_kernel_that_does_not_repeat_its_own_bits_is_right_within_the_tolerance():
     def flickering(impl, q, out):
         impl.calls_so_far = getattr(impl, "calls_so_far", 0) + 1
-        out[impl.calls_so_far % len(out)] *= 1 + 1e-6
+        out[impl.calls_so_far % 5] *= 1 + 1e-6  # 5: live rows, and another one with either padding in turn
 
     assert Bench(spec_of(), 8).check(backend("flickers", after=flickering)) == ""
+
+
+def test_a_kernel_that_remembers_padding_is_caught_by_the_full_batch_after_it():
+    def remembering(impl, q, out):
+        impl.padded = getattr(impl, "padded", False) or impl.inputs.num_live < len(out)
+        if impl.padded and impl.inputs.num_live == len(out):
+            out.mul_(1.5)
+
+    assert Bench(spec_of(), 8).check(backend("remembers", after=remembering)).startswith("random, at the end: ")
+
+
+def test_a_kernel_over_an_fp8_cache_may_quantise_q():
+    def quantises(impl, q, kv_cache, sinks):
+        return q.to(torch.float8_e4m3fn).to(q.dtype), kv_cache, sinks
+
+    layer = {"dtype": "bf16", "kv_dtype": "fp8_e4m3", "k_scale": 0.25, "v_scale": 0.5}
+    assert Bench(spec_of(**layer), 8).check(backend("quantises", before=quantises)) == ""
 
 
 def test_the_finding_names_the_case_the_row_its_length_and_the_error():

@@ -8,9 +8,10 @@ from time import monotonic
 import numpy as np
 import pytest
 
+import dispatch.bench.rounds
 from dispatch.bench.harness import GATE_COPIES, Bench, DefaultFailed
 from dispatch.bench.profiles import LogNormal, plan_cells
-from dispatch.bench.rounds import ROUNDS
+from dispatch.bench.rounds import ROUNDS, chain_layers
 from dispatch.decision import Reason
 from dispatch.errors import MeasureError
 from dispatch.gate_inputs import gate_pages
@@ -216,6 +217,32 @@ def test_each_layer_of_the_chain_has_pages_of_its_own():
     timer = ScriptedTimer(lambda name, lengths, sample: 10.0, chain_layers=3)
     bench = bench_of(backend("a"), timer=timer)
     assert len({cache[0].data_ptr() for cache in bench.pool.kv_caches}) == 3
+
+
+def test_pages_come_in_a_new_order_in_every_round(monkeypatch):
+    bench = bench_of(backend("a"), backend("b"))
+    shuffles = []
+    monkeypatch.setattr(bench.pool, "shuffle", lambda: shuffles.append(1))
+    measure(bench, "a", "b")
+    assert len(shuffles) == ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("window", "layers"),
+    [(None, {16: 3, 32: 1}), (8, {16: 3, 32: 3})],  # 4 rows of a window of 8 tokens read no more than 32 tokens
+)
+def test_long_layers_are_timed_a_few_at_a_time_by_what_they_read(monkeypatch, window, layers):
+    token_bytes = spec_of().kv_bytes_per_token
+    monkeypatch.setattr(
+        dispatch.bench.rounds, "LONG_LAYER_BYTES", 100 * token_bytes
+    )  # between 4 x 16 and 4 x 32 tokens
+    timer = ScriptedTimer(lambda name, lengths, sample: 10.0, chain_layers=3)
+    timer.chain_layers = (3, 1)
+    seen = {}
+    bench = bench_of(backend("a"), timer=timer, sliding_window=window)
+    for planned in bench.planned[4]:
+        seen[planned.cell.mean_kv] = chain_layers(bench.pool, timer, planned)
+    assert {mean_kv: seen[mean_kv] for mean_kv in layers} == layers
 
 
 def test_the_chain_is_shortened_to_what_fits_into_memory():

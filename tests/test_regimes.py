@@ -104,12 +104,13 @@ def test_a_tactic_for_short_requests_is_not_chosen_beyond_them():
     assert all(box.max_kv_max <= 1000 for box in chosen)  # the midpoint to the next cell is sqrt(512 * 2048) = 1024
 
 
-def test_cells_in_which_the_default_was_not_measured_are_outside_every_box():
+@pytest.mark.parametrize("missing", MEANS)
+def test_cells_in_which_the_default_was_not_measured_are_left_to_it(missing):
     grid = cells()
-    default = [100.0 if c.mean_kv < 8192 else np.nan for c in grid]
-    samples = bucket_of({DEFAULT: default, XQA: [80.0] * len(grid)}, grid)
-    (regime,) = decide_bucket(samples, 1, PRIORITY, RULE)
-    assert regime.box.mean_kv_max == 2048
+    default = [100.0 if c.mean_kv != missing else np.nan for c in grid]
+    regimes = decide_bucket(bucket_of({DEFAULT: default, XQA: [80.0] * len(grid)}, grid), 1, PRIORITY, RULE)
+    for cell in grid:
+        assert served(regimes, cell) == [DEFAULT if cell.mean_kv == missing else XQA]
 
 
 def test_a_bucket_in_which_nothing_was_measured_has_no_box():
@@ -184,3 +185,26 @@ def test_a_choice_that_neither_half_of_the_rounds_makes_is_left_to_the_default()
     assert verdict.reason is Reason.UNCONFIRMED and verdict.mean_r == pytest.approx(np.log(0.965))
     steady = {DEFAULT: [100.0], XQA: [96.5]}
     assert decide_bucket(bucket_of(steady, grid), 1, PRIORITY, RULE)[0].box.candidate == XQA
+
+
+def test_a_challenger_that_its_halves_do_not_confirm_leaves_a_stored_choice_that_is_still_good():
+    twin = [100.0] * ROUNDS
+    twin[0:10:2], twin[10::2] = [102.0] * 5, [99.9] * 3
+    twin[1:9:2], twin[9::2] = [98.0] * 4, [100.1] * 3
+    grid = cells(MEANS[:1])[:1]
+    times = {DEFAULT: [100.0], "default/twin": [twin], XQA: [99.5], CUDNN: [96.2]}
+    held = [Box(8, 128, 128, 128, 128, XQA)]
+    (regime,) = decide_bucket(bucket_of(times, grid), 1, PRIORITY, RULE, held)
+    assert (regime.box.candidate, regime.decision.reason) == (XQA, Reason.INCUMBENT)
+
+
+def test_the_partition_prefers_a_smaller_region_that_is_confirmed_to_a_larger_one_that_is_not():
+    # All three cells gain in the median of all rounds. But in the odd rounds the second is slower in the median, and in
+    # the even rounds the third: neither half chooses all three.
+    second, third = [95.0] * ROUNDS, [95.0] * ROUNDS
+    second[1:9:2], third[0:10:2] = [101.0] * 4, [101.0] * 5
+    grid = [Cell(m, m, "equal") for m in (512, 2048, 8192)]
+    times = {DEFAULT: [100.0] * 3, XQA: [[80.0] * ROUNDS, second, third]}
+    regimes = decide_bucket(bucket_of(times, grid), 1, PRIORITY, RULE)
+    assert served(regimes, grid[0]) == [XQA]
+    assert served(regimes, grid[2]) == [DEFAULT]
