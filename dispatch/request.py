@@ -24,8 +24,8 @@ class TuneRequest:
 
     `buckets`: captured batch sizes, ascending. `max_seq_len`: tokens of the longest request. `capacity`: KV tokens
     that the server can hold; larger cells are not measured. `default`: the backend that candidates must beat;
-    None: the first eligible one in priority order. Raises ConfigError for sizes that
-    cannot be served.
+    None: the first eligible one in priority order. `traits`: what the engine declares of itself. Raises ConfigError
+    for sizes that cannot be served.
     """
 
     spec: AttentionSpec

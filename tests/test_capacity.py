@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from dispatch.cli import main
-from dispatch.cli.tune import _capacity
+from dispatch.cli.capacity import default_capacity
 from dispatch.device import DeviceFingerprint
 from dispatch.models import load_model
 
@@ -50,7 +50,7 @@ def capacity(tmp_path):
     def capacity(device=GPU, tp=1, wanted=PLENTY, **changes):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({name: value for name, value in (TINY | changes).items() if value is not None}))
-        return _capacity(str(path), tp, device, load_model(str(path)).layer_groups(tp, PAGE), wanted)
+        return default_capacity(str(path), tp, device, load_model(str(path)).layer_groups(tp, PAGE), wanted)
 
     return capacity
 
@@ -70,12 +70,12 @@ def test_an_fp8_cache_does_not_make_the_weights_smaller(free, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(TINY))
     groups = load_model(str(path)).layer_groups(1, PAGE, "fp8_e4m3")
-    assert _capacity(str(path), 1, GPU, groups, PLENTY)[0] == 2202  # (900,000 - 477,184) / 192 = 2202.2
+    assert default_capacity(str(path), 1, GPU, groups, PLENTY)[0] == 2202  # (900,000 - 477,184) / 192 = 2202.2
 
 
 def test_what_limits_it_is_said_with_the_weights(free):
     free(140 << 30)
-    tokens, limit = _capacity("qwen3-8b", 1, GPU, load_model("qwen3-8b").layer_groups(1, 16), PLENTY)
+    tokens, limit = default_capacity("qwen3-8b", 1, GPU, load_model("qwen3-8b").layer_groups(1, 16), PLENTY)
     # 36 layers x 8 heads x 256 x 2 bytes = 147,456 a token; 126 GiB less 2 x 8,190,427,136 bytes
     assert tokens == 806_414
     assert limit == "what fits beside 15.3 GiB of weights"

@@ -14,7 +14,10 @@ HIDDEN, HEADS, HEAD_DIM, KV_HEADS = 4096, 32, 128, 8
 
 
 class Filler:
-    """The rest of a layer of middle size, 64 MiB of weights, for a batch; plain torch in bf16."""
+    """The rest of a layer of middle size, for a batch; plain torch in bf16.
+
+    64 MiB of weights: of the two products beside attention, the one before it as large as the one behind it.
+    """
 
     def __init__(self, weights: FillerWeights, batch: int) -> None:
         device, dtype = weights.qkv.device, weights.qkv.dtype

@@ -15,10 +15,8 @@ from dispatch.config import OPTIONS, DispatchConfig
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dispatch.device import DeviceFingerprint
     from dispatch.obtain import Obtained
     from dispatch.request import TuneRequest
-    from dispatch.spec import AttentionSpec
     from dispatch.tuner import Progress
 
 # What a machine of each kind serves. (largest batch, longest sequence in tokens)
@@ -85,6 +83,7 @@ def tune(
     from dispatch.backends import registry
     from dispatch.bench.phases import Phases
     from dispatch.bench.trace import read_trace
+    from dispatch.cli.capacity import default_capacity
     from dispatch.cli.render import console, phases_view
     from dispatch.device import current_device
     from dispatch.models import load_model
@@ -103,7 +102,7 @@ def tune(
     max_seq_len = max_seq_len or min(longest, loaded.max_position_embeddings)
     served = _buckets(buckets, max_batch_size, most)
     if kv_capacity is None:
-        capacity, limit = _capacity(model, tp, device, groups, served[-1] * max_seq_len)
+        capacity, limit = default_capacity(model, tp, device, groups, served[-1] * max_seq_len)
     else:
         capacity, limit = kv_capacity, "as given"
     traffic = read_trace(trace) if trace else None
@@ -140,46 +139,6 @@ def _buckets(text: str | None, max_batch_size: int | None, most: int) -> tuple[i
     if max_batch_size is not None and max_batch_size != listed[-1]:
         raise ConfigError(f"--max-batch-size {max_batch_size} is not the last of --buckets {text}")
     return listed
-
-
-def _capacity(
-    model: str, tp: int, device: DeviceFingerprint, groups: tuple[AttentionSpec, ...], wanted: int
-) -> tuple[int, str]:
-    """KV tokens of all layers that a server holds, at most `wanted`, and what limits them, for a person to read.
-
-    On a GPU they share nine tenths of its memory with the weights; on a CPU they take what is free. Raises ConfigError
-    where the weights leave no room for a page.
-    """
-    import torch
-
-    from dispatch.bench.memory import SERVER_SHARE, free_bytes, server_bytes
-    from dispatch.errors import ConfigError, ModelError
-    from dispatch.hf_weights import weight_bytes
-    from dispatch.models import load_fields
-
-    here = torch.device(device.kind)
-    token_bytes = sum(spec.kv_bytes_per_token * spec.num_layers for spec in groups)
-    room, limit = free_bytes(here), "what fits into free memory"
-    if device.kind == "cuda":
-        usable = server_bytes(here)
-        room, limit = usable, f"what fits into {SERVER_SHARE:.0%} of the memory"
-        try:
-            weights = weight_bytes(load_fields(model)[1], groups, tp)
-        except ModelError as error:
-            click.echo(f"no weights are subtracted from the KV capacity: {error}", err=True)
-        else:
-            room, limit = usable - weights, f"what fits beside {_gib(weights)} of weights"
-            if room < groups[0].page_size * token_bytes:
-                raise ConfigError(
-                    f"{_gib(weights)} of weights a rank leave no room for a KV page in the {_gib(usable)} that a server"
-                    f" takes here, {SERVER_SHARE:.0%} of the memory: pass --tp or --kv-capacity"
-                )
-    fits = max(1, room // token_bytes)
-    return (fits, limit) if fits < wanted else (wanted, "every request at its longest")
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"
 
 
 @contextmanager
