@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 
 from dispatch.candidate import Candidate
 from dispatch.config import DispatchConfig
-from dispatch.engine import EngineFacts
+from dispatch.engine import DecodeGraphRunner, EngineFacts, LayerGroup
 from dispatch.engine.prepare import ABOVE_BUCKETS, OUTSIDE
 from dispatch.errors import ConfigError
 from dispatch.traits import EngineTraits
@@ -168,7 +169,7 @@ def test_a_planned_variant_whose_output_is_another_is_dropped_for_the_default(tm
     dropped = {v.bucket: v.dropped for v in report.variants if v.dropped}
     assert set(dropped) == set(BUCKETS)
     assert all(
-        why.startswith("another output than the default's: with a row of length 4: row 0 is off by 0.5")
+        why.startswith("another output than the default's: with a row of length 7: row 0 is off by 0.5")
         for why in dropped.values()
     )
     torch.testing.assert_close(runner.run(*engine.request([9, 33])), eager(engine, [9, 33]))
@@ -177,12 +178,12 @@ def test_a_planned_variant_whose_output_is_another_is_dropped_for_the_default(tm
 
 def test_a_variant_that_is_wrong_only_at_length_is_dropped_too(tmp_path):
     def after(impl, q, out):
-        if int(impl.inputs.lengths.max()) > 40:  # of 4, 32 and 64
+        if int(impl.inputs.lengths.max()) > 40:  # of 7, 31 and 63
             out.zero_()
 
     runner = runner_of(Engine(), tmp_path, backend("a"), backend("b", after=after), boxes=EVERYWHERE)
     dropped = [v.dropped for v in runner.trigger_init_capture().variants if v.dropped]
-    assert len(dropped) == len(BUCKETS) and all(f"of length {MAX_KV}" in why for why in dropped)
+    assert len(dropped) == len(BUCKETS) and all("of length 63" in why for why in dropped)
 
 
 def test_a_planned_backend_that_fails_to_build_costs_its_variant_alone(tmp_path):
@@ -242,10 +243,144 @@ def test_an_engines_own_mistakes_are_one_line(tmp_path):
     with pytest.raises(ConfigError, match="without requests"):
         runner.run(torch.zeros(0, dtype=torch.int32), [torch.zeros(0, 16, dtype=torch.int32)])
     lengths, (table,) = engine.request([9])
-    with pytest.raises(ConfigError, match="a block table of 17 pages: captured for 16"):
+    with pytest.raises(ConfigError, match=r"a block table of shape \[1, 17\]: must be \[1, 3 to 16 pages\]"):
         runner.run(lengths, [torch.nn.functional.pad(table, (0, 1))])
+    with pytest.raises(ConfigError, match=r"shape \[1, 2\]: must be \[1, 3 to 16 pages\]"):  # 9 tokens, pages of 4
+        runner.run(lengths, [table[:, :2]])
+    with pytest.raises(ConfigError, match=r"shape \[1, 16\]: must be \[2, "):  # it would be broadcast
+        runner.run(torch.tensor([9, 9], dtype=torch.int32), [table])
+    with pytest.raises(ConfigError, match="a request of 65 tokens: captured for 64"):
+        runner.run(lengths * 0 + 65, [table])
+    with pytest.raises(ConfigError, match="EngineTraits say that the host's are exact"):
+        runner.run(lengths, [table], lengths)
+    runner.run(lengths, [table])
+    with pytest.raises(ConfigError, match="requests are being served"):
+        runner.trigger_init_capture()
     with pytest.raises(ConfigError, match="needs a layer group"):
         type(runner)(engine.step, [], (1,), 64, 100, DispatchConfig(), reserved_page=0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sinks", "why"),
+    [
+        (spec_of(has_sinks=True), None, "layer 0 attends without its sinks"),
+        (spec_of(), torch.zeros(4), "layer 0 attends with sinks, which its AttentionSpec does not have"),
+    ],
+)
+def test_sinks_that_are_forgotten_or_not_declared_are_an_error_at_start(tmp_path, spec, sinks, why):
+    engine = Engine(spec)
+    whole = engine.step
+    engine.step = lambda inputs, attend: whole(inputs, lambda *args: attend(*args, sinks=sinks))
+    with pytest.raises(ConfigError, match=why):
+        runner_of(engine, tmp_path, enabled=False).trigger_init_capture()
+
+
+@pytest.mark.parametrize(("returned", "kind"), [(None, "NoneType"), ({"logits": torch.zeros(2)}, "dict")])
+def test_a_step_that_returns_something_else_than_tensors_is_an_error_at_start(tmp_path, returned, kind):
+    engine = Engine()
+    engine.step = lambda inputs, attend: returned
+    with pytest.raises(ConfigError, match=f"the step returned {kind}: must be a tensor"):
+        runner_of(engine, tmp_path, enabled=False).trigger_init_capture()
+
+
+def test_what_the_engines_own_step_raises_is_the_engines_to_hear(tmp_path):
+    engine = Engine()
+
+    def step(inputs, attend):
+        raise ZeroDivisionError("a mistake of the engine")
+
+    engine.step = step
+    with pytest.raises(ZeroDivisionError):
+        runner_of(engine, tmp_path, enabled=False).trigger_init_capture()
+
+
+def test_a_default_that_does_not_serve_a_group_is_an_error_and_a_group_may_have_its_own(tmp_path):
+    capped = spec_of(logits_soft_cap=30.0)
+    engine = Engine(capped)
+    runner = engine.runner(tmp_path, enabled=False, default="torch_sdpa")
+    with pytest.raises(ConfigError, match="--default torch_sdpa: logits soft cap"):
+        runner.trigger_init_capture()
+    both = Engine(spec_of(), capped)
+    groups = [LayerGroup(spec_of(), (0,)), LayerGroup(capped, (1,), default="torch_chunked")]
+    config = DispatchConfig(cache_dir=tmp_path)
+    runner = DecodeGraphRunner(
+        both.step, groups, BUCKETS, MAX_KV, 1000, config, reserved_page=RESERVED, default="torch_sdpa", device="cpu"
+    )
+    assert runner.trigger_init_capture().defaults == "torch_sdpa + torch_chunked"
+
+
+def test_a_variant_that_cannot_plan_while_serving_is_not_used_again_and_the_default_serves(tmp_path):
+    engine, b = Engine(), backend("b")
+    runner = runner_of(engine, tmp_path, backend("a"), b, boxes=EVERYWHERE)
+    runner.trigger_init_capture()
+
+    def plan(inputs):
+        raise RuntimeError("Buffer overflow, and more")
+
+    runner.ready[2, (Candidate("b"),)].built.impls[0].plan = plan
+    for _ in range(2):
+        torch.testing.assert_close(runner.run(*engine.request([9, 33])), eager(engine, [9, 33]))
+    assert runner.counts.misses == {
+        (2, "b could not plan: RuntimeError: Buffer overflow, and more"): 1,
+        (2, "b is planned and not available"): 1,
+    }
+
+
+def test_engines_may_capture_in_inference_mode_and_serve_in_another(tmp_path):
+    engine = Engine()
+    runner = runner_of(engine, tmp_path, boxes=EVERYWHERE)
+    with torch.inference_mode():
+        runner.trigger_init_capture()
+    assert not runner.run(*engine.request([9, 33])).requires_grad
+
+
+# What a captured graph may be wrong in, and the start check sees: each row's own length.
+STALE = {
+    "lengths of the capture": lambda impl: impl.first,
+    "whole pages": lambda impl: (impl.inputs.lengths + 3) // 4 * 4,
+    "one page": lambda impl: impl.inputs.lengths.clamp(max=4),
+    "rows in another order": lambda impl: impl.inputs.lengths.flip(0),
+}
+
+
+@pytest.mark.parametrize("stale", STALE)
+def test_a_variant_that_does_not_see_each_rows_own_length_is_dropped(tmp_path, stale):
+    def before(impl, q, kv_cache, sinks):
+        impl.first = getattr(impl, "first", impl.inputs.lengths.clone())
+        impl.inner.inputs = replace(impl.inputs, lengths=STALE[stale](impl))
+        return q, kv_cache, sinks
+
+    runner = runner_of(Engine(), tmp_path, backend("a"), backend("b", before=before), boxes=EVERYWHERE)
+    dropped = [v.dropped for v in runner.trigger_init_capture().variants if not v.is_default]
+    assert all(why.startswith("another output") for why in dropped) and len(dropped) == len(BUCKETS)
+
+
+def test_the_largest_bucket_is_captured_first_and_all_scratch_is_sized_before(tmp_path):
+    order = []
+    wide = backend("a")
+    build = wide.build
+
+    def recorded(self, spec, batch_size, max_kv, workspace, tactic):
+        order.append((batch_size, workspace.numel()))
+        return build(self, spec, batch_size, max_kv, workspace, tactic)
+
+    wide.build = recorded
+    wide.workspace_bytes = lambda self, spec, batch_size, max_kv: 16 * batch_size
+    runner_of(Engine(), tmp_path, wide, backend("b"), enabled=False).trigger_init_capture()
+    assert order == [(4, 64), (2, 64)]
+
+
+def test_rows_of_requests_that_have_left_read_the_reserved_page_alone(tmp_path):
+    engine = Engine()
+    runner = runner_of(engine, tmp_path, boxes=EVERYWHERE)
+    runner.trigger_init_capture()
+    for lengths in ([64, 64, 64], [9], [5, 6], [7]):
+        runner.run(*engine.request(lengths))
+        live, bucket = len(lengths), next(b for b in BUCKETS if b >= len(lengths))
+        (inputs,) = runner.buffers.inputs(bucket)
+        assert inputs.lengths.tolist() == inputs.lengths_host.tolist() == lengths + [1] * (bucket - live)
+        assert (inputs.block_table[live:] == RESERVED).all()
+        assert inputs.num_live == live
 
 
 def test_a_second_trigger_does_nothing_more(tmp_path):

@@ -17,7 +17,7 @@ from dispatch.device import DeviceFingerprint
 from dispatch.engine.buffers import StepBuffers
 from dispatch.engine.builder import Builder
 from dispatch.engine.groups import LayerGroup
-from dispatch.engine.prepare import look_up
+from dispatch.engine.prepare import batch_of
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
 
@@ -52,7 +52,9 @@ def step_cost(spec: AttentionSpec, batch: int, device: DeviceFingerprint, backen
         if backends.support(name, spec, device).ok:
             plan_us = _plan_us(name, group, batch, inputs, backends, torch_device)
             plans[name] = plan_us
-    return StepCost(batch, refresh_us, _median_us(lambda step: look_up(plan, lengths[step]), torch_device), plans)
+    return StepCost(
+        batch, refresh_us, _median_us(lambda step: plan.lookup(*batch_of(lengths[step])), torch_device), plans
+    )
 
 
 def _plan_us(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from dispatch.engine.groups import LayerGroup
-from dispatch.errors import ConfigError
 from dispatch.step import StepInputs
 
 
@@ -30,6 +29,7 @@ class StepBuffers:
         self.lengths = torch.ones(rows, dtype=torch.int32, device=device)
         shapes = [(rows, group.spec.max_pages(max_seq_len)) for group in groups]
         self.tables = [torch.full(shape, reserved_page, dtype=torch.int32, device=device) for shape in shapes]
+        self._used = 0  # rows of the tables that hold requests' pages
         self._inputs = {bucket: self._of(bucket) for bucket in buckets}
         self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
@@ -48,42 +48,42 @@ class StepBuffers:
 
         lengths_host: int32 [live], on the host. block_tables: of each group, int32 [live, pages], on the device.
         lengths: int32 [live], on the device, where the host's are only upper bounds. Waits for no device, but for the
-        copy of the step before. Raises ConfigError for a request longer than was captured for.
+        copy of the step before.
         """
         live = len(lengths_host)
-        for mine, theirs in zip(self.tables, block_tables, strict=True):
-            if theirs.shape[1] > mine.shape[1]:
-                raise ConfigError(f"a block table of {theirs.shape[1]} pages: captured for {mine.shape[1]}")
-        if self._copied is not None:
-            self._copied.synchronize()  # the copy of the step before still reads what is written now
-        self._host_values[:live] = lengths_host.numpy()
-        self._host_values[live:bucket] = 1
         if lengths is None:
+            if self._copied is not None:
+                self._copied.synchronize()  # the copy of the step before still reads what is written now
+            self._fill_host(live, bucket, lengths_host)
             self.lengths[:bucket].copy_(self.lengths_host[:bucket], non_blocking=True)
+            if self._copied is not None:
+                self._copied.record()
         else:
+            self._fill_host(live, bucket, lengths_host)
             self.lengths[:live].copy_(lengths)
             self.lengths[live:bucket].fill_(1)
-        if self._copied is not None:
-            self._copied.record()
         for mine, theirs in zip(self.tables, block_tables, strict=True):
             mine[:live, : theirs.shape[1]].copy_(theirs)
-            if live < bucket:
-                mine[live:bucket].fill_(self.reserved_page)
+            if live < self._used:  # the rows behind are on the reserved page already
+                mine[live : self._used].fill_(self.reserved_page)
+        self._used = live
         for inputs in self._inputs[bucket]:
             inputs.num_live = live
 
-    def reserve(self, bucket: int, length: int) -> None:
-        """The first row of this length and the others of 1, all on the reserved page: no request's cache is touched.
-
-        `length` is a multiple of the page size, so that the first row writes its token to another slot than the others.
-        """
-        for lengths in (self.lengths_host[:bucket], self.lengths[:bucket]):
-            lengths.fill_(1)
-            lengths[:1].fill_(length)
+    def reserve(self, bucket: int, lengths: Sequence[int]) -> None:
+        """Rows of these lengths, all of them on the reserved page: no request's cache is touched."""
+        values = torch.tensor(lengths, dtype=torch.int32)
+        self.lengths_host[:bucket] = values
+        self.lengths[:bucket].copy_(values)
         for table in self.tables:
-            table[:bucket].fill_(self.reserved_page)
+            table.fill_(self.reserved_page)
+        self._used = 0
         for inputs in self._inputs[bucket]:
             inputs.num_live = bucket
+
+    def _fill_host(self, live: int, bucket: int, lengths_host: torch.Tensor) -> None:
+        self._host_values[:live] = lengths_host.numpy()
+        self._host_values[live:bucket] = 1
 
     def _of(self, bucket: int) -> tuple[StepInputs, ...]:
         host, device = self.lengths_host[:bucket], self.lengths[:bucket]

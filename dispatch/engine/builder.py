@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from dispatch.backends import DecodeImpl, KVCache, Registry
 from dispatch.engine.groups import LayerGroup
 from dispatch.engine.variants import Variant
+from dispatch.errors import ConfigError
 from dispatch.step import StepInputs
 from dispatch.workspace import Workspaces
 
@@ -22,12 +23,17 @@ Step = Callable[[tuple[StepInputs, ...], Attend], Any]
 
 @dataclass(frozen=True, slots=True)
 class BuiltStep:
-    """An engine's step with an implementation for each layer group, over one bucket's buffers."""
+    """An engine's step with an implementation for each layer group, over one bucket's buffers.
+
+    `kv_caches`: by layer, as the engine's step has handed them over.
+    """
 
     step: Step
     impls: tuple[DecodeImpl, ...]
     inputs: tuple[StepInputs, ...]
+    groups: Sequence[LayerGroup]
     group_of: Mapping[int, int]
+    kv_caches: dict[int, KVCache] = field(default_factory=dict)
 
     def plan(self) -> None:
         """The host's work before every run, where the implementations have any."""
@@ -44,7 +50,14 @@ class BuiltStep:
     def _attend(
         self, layer: int, q: torch.Tensor, kv_cache: KVCache, out: torch.Tensor, sinks: torch.Tensor | None = None
     ) -> None:
-        self.impls[self.group_of[layer]].forward(q, kv_cache, out, sinks)
+        group = self.group_of.get(layer)
+        if group is None:
+            raise ConfigError(f"layer {layer} is in no layer group")
+        if (sinks is not None) != self.groups[group].spec.has_sinks:
+            given = "without its sinks" if sinks is None else "with sinks, which its AttentionSpec does not have"
+            raise ConfigError(f"layer {layer} attends {given}")
+        self.kv_caches[layer] = kv_cache
+        self.impls[group].forward(q, kv_cache, out, sinks)
 
 
 class Builder:
@@ -54,6 +67,7 @@ class Builder:
         self, step: Step, groups: Sequence[LayerGroup], max_seq_len: int, backends: Registry, device: torch.device
     ) -> None:
         self.step, self.groups, self.max_seq_len, self.backends = step, groups, max_seq_len, backends
+        self.device = device
         self.group_of = {layer: i for i, group in enumerate(groups) for layer in group.layers}
         self.workspaces = Workspaces(device)
 
@@ -73,4 +87,4 @@ class Builder:
             longest = candidate.max_kv or self.max_seq_len
             scratch = self.workspaces.get(backend.family)
             impls.append(backend.build(group.spec, bucket, longest, scratch, candidate.knobs))
-        return BuiltStep(self.step, tuple(impls), inputs, self.group_of)
+        return BuiltStep(self.step, tuple(impls), inputs, self.groups, self.group_of)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 from dispatch.engine.buffers import StepBuffers
 from dispatch.engine.builder import Builder, BuiltStep
-from dispatch.engine.checked import disagreement
-from dispatch.engine.graphs import Captured, Graphs
+from dispatch.engine.checked import disagreement, row_lengths, tensors
+from dispatch.engine.graphs import Graphs, Work
 from dispatch.engine.report import CaptureReport, VariantReport, named
 from dispatch.engine.variants import Variant
 from dispatch.errors import one_line
@@ -25,12 +23,7 @@ class Ready:
     """A step that can be replayed. Holds all that its graph points at."""
 
     built: BuiltStep
-    captured: Captured
-
-    def run(self) -> Any:
-        """Plan on the host where needed, then replay."""
-        self.built.plan()
-        return self.captured.replay()
+    replay: Work
 
 
 class Capturer:
@@ -73,53 +66,58 @@ class Capturer:
         return True
 
     def _default(self, bucket: int) -> None:
+        start, before = perf_counter(), self.graphs.free_mib()
         built = self._build(bucket, self.defaults)
+        self._load(built, self.defaults)
+        tensors(built.work())  # the engine's own step: what it raises is the engine's to hear
         try:
-            captured = self._captured(built, self.defaults)
-            wrong = disagreement(built, captured, built, self.buffers, self._lengths(self.defaults))
+            replay = self.graphs.capture(built.work)
+            wrong = disagreement(built, replay, built, self.buffers, self._lengths(self.defaults))
         except Exception as error:  # it is the engine's own kernel: it serves, if not from a graph
-            captured, wrong = Captured(built.work, 0.0, 0.0), one_line(error)
+            wrong = one_line(error)
         if wrong:
-            captured = Captured(built.work, captured.seconds, captured.mib)
+            replay = built.work
             _log.error("bucket %d: the default's graph is not used, it runs eagerly: %s", bucket, wrong)
-        self.ready[bucket, self.defaults] = Ready(built, captured)
-        self.report.variants.append(
-            VariantReport(bucket, named(self.defaults), True, captured.seconds, captured.mib, wrong)
-        )
+        self.ready[bucket, self.defaults] = Ready(built, replay)
+        self._report(bucket, self.defaults, start, before, wrong)
 
     def _extra(self, bucket: int, variant: Variant) -> None:
-        eager, start = self.ready[bucket, self.defaults].built, perf_counter()
-        mib = 0.0
+        eager, start, before = self.ready[bucket, self.defaults].built, perf_counter(), self.graphs.free_mib()
         try:
             built = self._build(bucket, variant)
-            captured = self._captured(built, variant)
-            mib = captured.mib
-            wrong = disagreement(built, captured, eager, self.buffers, self._lengths(variant))
+            self._load(built, variant)
+            replay = self.graphs.capture(built.work)
+            wrong = disagreement(built, replay, eager, self.buffers, self._lengths(variant))
         except Exception as error:  # whatever a backend raises, it loses itself alone
             why = one_line(error)
         else:
             why = f"another output than the default's: {wrong}" if wrong else ""
-        if why:
-            self._drop(bucket, variant, why, perf_counter() - start, mib)
-            return
-        self.ready[bucket, variant] = Ready(built, captured)
-        seconds = perf_counter() - start
-        self.report.variants.append(VariantReport(bucket, named(variant), False, seconds, mib))
+        if not why:
+            self.ready[bucket, variant] = Ready(built, replay)
+        self._report(bucket, variant, start, before, why)
 
     def _build(self, bucket: int, variant: Variant) -> BuiltStep:
         return self.builder.build(bucket, variant, self.buffers.inputs(bucket))
 
     def _lengths(self, variant: Variant) -> list[int]:
-        """Of a page, of half, and of all of the longest that the variant serves; whole pages of every group."""
-        page = math.lcm(*(group.spec.page_size for group in self.builder.groups))
+        """Of two pages, of half, and of all of the longest that the variant serves."""
+        page = max(group.spec.page_size for group in self.builder.groups)
         longest = min((c.max_kv or self.builder.max_seq_len) for c in variant)
-        return sorted({max(1, min(n, longest) // page) * page for n in (page, longest // 2, longest)})
+        return sorted({min(n, longest) for n in (2 * page, longest // 2, longest)})
 
-    def _captured(self, built: BuiltStep, variant: Variant) -> Captured:
-        self.buffers.reserve(len(built.inputs[0].lengths_host), self._lengths(variant)[-1])
+    def _load(self, built: BuiltStep, variant: Variant) -> None:
+        """The longest rows, which the step is captured with; all change afterwards."""
+        bucket = len(built.inputs[0].lengths_host)
+        self.buffers.reserve(bucket, row_lengths(built, bucket, self._lengths(variant)[-1]))
         built.plan()
-        return self.graphs.capture(built.work)
 
-    def _drop(self, bucket: int, variant: Variant, why: str, seconds: float = 0.0, mib: float = 0.0) -> None:
-        self.report.variants.append(VariantReport(bucket, named(variant), False, seconds, mib, why))
-        _log.warning("bucket %d: %s is not used: %s: the default serves it", bucket, named(variant), why)
+    def _report(self, bucket: int, variant: Variant, start: float, free_mib: float, dropped: str) -> None:
+        mib = max(0.0, free_mib - self.graphs.free_mib())
+        seconds = perf_counter() - start
+        is_default = variant == self.defaults
+        self.report.variants.append(VariantReport(bucket, named(variant), is_default, seconds, mib, dropped))
+        if dropped and not is_default:
+            _log.warning("bucket %d: %s is not used: %s: the default serves it", bucket, named(variant), dropped)
+
+    def _drop(self, bucket: int, variant: Variant, why: str) -> None:
+        self._report(bucket, variant, perf_counter(), self.graphs.free_mib(), why)

@@ -1,7 +1,8 @@
 """Each captured variant against an eager step with the default, before requests are served.
 
-Both run on rows that lie on the reserved page alone, so that no request's cache is read or written: one long row and
-others of length 1, which all write the same token there, while the engine's own buffers hold the same in every row.
+Both run on rows that lie on the reserved page alone, filled with random numbers, so that no request's cache is read or
+written. What is checked is that the graph sees each row's own length; that kernels find their pages, and numbers
+themselves, was the gate's to check, on pages of the bench's own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 
 from dispatch.engine.buffers import StepBuffers
 from dispatch.engine.builder import BuiltStep
-from dispatch.engine.graphs import Captured
+from dispatch.engine.graphs import Work
+from dispatch.errors import ConfigError
 
 # ||difference|| / ||eager|| of a row of the step's output: attention's own rounding (2^-6 of bf16, dispatch.gate) goes
 # through a model's layers, and comes out a few times larger. A wrong page or length is off by about 1.
@@ -21,29 +23,60 @@ TOLERANCE = 0.1
 TOLERANCE_FP8_KV = 0.3  # kernels differ by 0.04 where some quantise Q and others do not (smoke/results/h200/facts.json)
 
 
-def disagreement(
-    built: BuiltStep, captured: Captured, eager: BuiltStep, buffers: StepBuffers, lengths: Sequence[int]
-) -> str:
-    """ "" if the graph's output is that of the eager step with a row of each of these lengths; else what is wrong."""
-    is_fp8 = any(group.spec.kv_dtype == "fp8_e4m3" for group in buffers.groups)
+def disagreement(built: BuiltStep, replay: Work, eager: BuiltStep, buffers: StepBuffers, longest: Sequence[int]) -> str:
+    """ "" if the graph's output is that of the eager step for rows up to each of these lengths; else what is wrong."""
+    is_fp8 = any(group.spec.kv_dtype == "fp8_e4m3" for group in eager.groups)
     tolerance = TOLERANCE_FP8_KV if is_fp8 else TOLERANCE
     bucket, found_wrong = len(eager.inputs[0].lengths_host), ""
-    for length in lengths:  # all of them, whatever one shows: the ranks of a model must make the same calls
-        buffers.reserve(bucket, length)
+    for length in longest:  # all of them, whatever one shows: the ranks of a model must make the same calls
+        lengths = row_lengths(eager, bucket, length)
+        fill_reserved(eager, buffers.reserved_page)
+        buffers.reserve(bucket, lengths)
         eager.plan()
         expected = [t.clone() for t in tensors(eager.work())]
-        buffers.reserve(bucket, length)
+        buffers.reserve(bucket, lengths)
         built.plan()
-        found = tensors(captured.replay())
+        found = tensors(replay())
         for mine, theirs in zip(found, expected, strict=True):
             if not found_wrong and (wrong := _differ(mine, theirs, tolerance)):
-                found_wrong = f"with a row of length {length}: {wrong}"
+                found_wrong = f"with a row of length {lengths[0]}: {wrong}"
     return found_wrong
 
 
+def row_lengths(step: BuiltStep, bucket: int, longest: int) -> list[int]:
+    """The first row nearly of the longest, and short ones of several lengths.
+
+    Rows of different lengths write their new token to different slots of the page: the first to one in its second half
+    (and not to its end, so that a kernel that stops at a whole page is off), the others in its first half. Rows of the
+    same length write the same.
+    """
+    half = min(group.spec.page_size for group in step.groups) // 2
+    if half < 2:
+        return [longest] * bucket
+    first = max(1, longest // (2 * half) * (2 * half) - half // 2)
+    return [first, *(1 + i % half for i in range(bucket - 1))]
+
+
+def fill_reserved(step: BuiltStep, page: int) -> None:
+    """Random numbers in the reserved page of every layer that the step has shown."""
+    for layer, kv_cache in step.kv_caches.items():
+        for i, pages in enumerate(kv_cache):
+            random = torch.Generator().manual_seed(2 * layer + i)
+            values = torch.randn(pages[page].shape, generator=random)
+            pages[page].copy_(values.to(pages.device).to(pages.dtype))
+
+
 def tensors(output: Any) -> tuple[torch.Tensor, ...]:
-    """A step's output, one tensor or several."""
-    return (output,) if isinstance(output, torch.Tensor) else tuple(output)
+    """A step's output, one tensor or several. Raises ConfigError for anything else."""
+    several = (output,) if isinstance(output, torch.Tensor) else output
+    if not isinstance(several, (tuple, list)) or not all(isinstance(t, torch.Tensor) for t in several):
+        raise ConfigError(f"the step returned {type(output).__name__}: must be a tensor, or a tuple of tensors")
+    return tuple(several)
+
+
+def rows(output: Any, live: int) -> Any:
+    """The first rows of one tensor, or of each of several."""
+    return output[:live] if isinstance(output, torch.Tensor) else tuple(t[:live] for t in output)
 
 
 def _differ(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:

@@ -43,11 +43,14 @@ def choose(
     A group that cannot have a plan keeps its default, with a line in the log. Raises ConfigError and MeasureError
     where not even a default serves a group.
     """
-    return [_choose(replace(request, spec=group.spec), device, registry, refusal) for group in groups]
+    if refusal:  # what is never to be chosen does not matter then
+        request = replace(request, config=replace(request.config, exclude=()))
+    own = [replace(request, spec=group.spec, default=group.default or request.default) for group in groups]
+    return [_choose(one, device, registry, refusal) for one in own]
 
 
 def _choose(request: TuneRequest, device: DeviceFingerprint, registry: Registry, refusal: str) -> Choice:
-    default = Candidate(request.default or eligible(request, device, registry).default)
+    default = Candidate(eligible(request, device, registry).default)
     if refusal:
         return Choice(default, why=refusal)
     try:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -12,33 +10,30 @@ import torch
 Work = Callable[[], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """`replay` runs the step and returns what it returned when it was captured, in the same memory.
-
-    `seconds` and `mib`: what the capture cost.
-    """
-
-    replay: Work
-    seconds: float
-    mib: float
-
-
 class Graphs(Protocol):
     """How steps are captured on one kind of device."""
 
-    def capture(self, work: Work) -> Captured:
-        """Run once, so that everything is loaded and compiled, then capture."""
+    def capture(self, work: Work) -> Work:
+        """What replays the work, and returns what it returned when it was captured, in the same memory.
+
+        Runs it once before, so that everything is loaded and compiled.
+        """
+        ...
+
+    def free_mib(self) -> float:
+        """Memory that is free on the device, with nothing kept back by torch."""
         ...
 
 
 class EagerSteps:
     """No capture: every replay is the step itself."""
 
-    def capture(self, work: Work) -> Captured:
-        start = perf_counter()
+    def capture(self, work: Work) -> Work:
         work()
-        return Captured(work, perf_counter() - start, 0.0)
+        return work
+
+    def free_mib(self) -> float:
+        return 0.0
 
 
 class CudaGraphs:
@@ -46,23 +41,36 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._begin()
 
-    def capture(self, work: Work) -> Captured:
-        start, before = perf_counter(), torch.cuda.mem_get_info(self.device)[0]
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+    def capture(self, work: Work) -> Work:
+        before = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(before)
         with torch.cuda.stream(self.stream):
             work()
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        before.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            output = work()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                output = work()
+        except BaseException:
+            # A capture that was broken off leaves its pool recording, and may leave its stream current.
+            torch.cuda.set_stream(before)
+            self._begin()
+            raise
         torch.cuda.synchronize(self.device)
-        mib = (before - torch.cuda.mem_get_info(self.device)[0]) / (1 << 20)
 
         def replay() -> Any:
             graph.replay()
             return output
 
-        return Captured(replay, perf_counter() - start, max(0.0, mib))
+        return replay
+
+    def free_mib(self) -> float:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self.device)[0] / (1 << 20)
+
+    def _begin(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]

@@ -9,10 +9,15 @@ from dispatch.spec import AttentionSpec
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share one attention layout and one block table. `layers`: their indices in the model."""
+    """Layers that share one attention layout and one block table.
+
+    layers: their indices in the model. default: the backend that the engine would use for them, where it is another
+    than the runner's.
+    """
 
     spec: AttentionSpec
     layers: tuple[int, ...]
+    default: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

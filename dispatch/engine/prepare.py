@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 import torch
 
-from dispatch._core import BackendPlan, PlanEntry
+from dispatch._core import BackendPlan
 from dispatch.backends.base import DecodeImpl
 from dispatch.candidate import Candidate
 from dispatch.engine.counts import Counts
@@ -35,11 +35,11 @@ class BuiltImpls(Counts):
         return self._built.get((bucket, candidate))
 
 
-def look_up(plan: BackendPlan, lengths_host: torch.Tensor) -> PlanEntry | None:
-    """The plan's entry for live rows of these lengths: int32 [live], at least one, on the host."""
+def batch_of(lengths_host: torch.Tensor) -> tuple[int, int, int]:
+    """What a plan is asked: live rows, their mean KV length (rounded up), the longest. int32 [live], at least one."""
     values = lengths_host.numpy()
     live = len(values)
-    return plan.lookup(live, -(-int(values.sum()) // live), int(values.max()))
+    return live, -(-int(values.sum()) // live), int(values.max())
 
 
 def prepare_fmha_impl(inputs: StepInputs, plan: BackendPlan, impls: BuiltImpls, default: DecodeImpl) -> DecodeImpl:
@@ -52,7 +52,7 @@ def prepare_fmha_impl(inputs: StepInputs, plan: BackendPlan, impls: BuiltImpls, 
     if live < 1:
         impls.missed(0, NO_ROWS)
         return default
-    entry = look_up(plan, inputs.lengths_host[:live])
+    entry = plan.lookup(*batch_of(inputs.lengths_host[:live]))
     if entry is None:
         buckets = plan.buckets
         place = bisect_left(buckets, live)

@@ -50,7 +50,9 @@ class CaptureReport:
         head = f"default {self.defaults}" + (f"; {self.refusal}" if self.refusal else "")
         kept = sum(not v.dropped for v in self.variants)
         lines = [f"{head}: {kept} graphs in {self.seconds:.1f} s, {self.mib:.0f} MiB"]
-        lines += [f"bucket {v.bucket}: {v.variant} is not used: {v.dropped}" for v in self.variants if v.dropped]
+        for v in self.variants:
+            fate = f" is not used: {v.dropped}" if v.dropped else ""
+            lines.append(f"bucket {v.bucket}: {v.variant}{fate}, {v.seconds:.2f} s, {v.mib:.0f} MiB")
         return lines
 
     def to_json(self) -> dict[str, Any]:

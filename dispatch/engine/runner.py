@@ -14,19 +14,20 @@ from dispatch.bench.trace import Trace
 from dispatch.candidate import Candidate
 from dispatch.config import DispatchConfig
 from dispatch.device import current_device
+from dispatch.engine.above import AboveBuckets
 from dispatch.engine.buffers import StepBuffers
 from dispatch.engine.builder import Builder, Step
 from dispatch.engine.capture import Capturer, Ready
-from dispatch.engine.checked import tensors
+from dispatch.engine.checked import rows
 from dispatch.engine.choose import Choice, choose
 from dispatch.engine.counts import Counts
 from dispatch.engine.graphs import CudaGraphs, EagerSteps, Graphs
 from dispatch.engine.groups import EngineFacts, LayerGroup
 from dispatch.engine.guards import start_refusal, step_refusal
-from dispatch.engine.prepare import ABOVE_BUCKETS, OUTSIDE, look_up
+from dispatch.engine.prepare import ABOVE_BUCKETS, OUTSIDE, batch_of
 from dispatch.engine.report import CaptureReport, named
 from dispatch.engine.variants import Variant, extra_variants
-from dispatch.errors import ConfigError
+from dispatch.errors import ConfigError, one_line
 from dispatch.request import TuneRequest
 from dispatch.traits import EngineTraits
 
@@ -60,49 +61,60 @@ class DecodeGraphRunner:
 
         Raises ConfigError for sizes that cannot be served.
         """
-        if not groups:
-            raise ConfigError("a runner needs a layer group")
+        check_layers(groups)
         self.step, self.groups, self.config = step, tuple(groups), config
         self.facts, self.reserved_page, self.backends = facts or EngineFacts(), reserved_page, backends
+        named = self.facts.named_backend
         self.request = TuneRequest(
             groups[0].spec,
             tuple(buckets),
             max_seq_len,
             kv_capacity,
             config,
-            self.facts.named_backend or default,
+            named if named in backends.names() else default,
             trace,
             traits or EngineTraits(),
         )
         self.fingerprint = current_device(device)
         self.has_cuda = self.fingerprint.kind == "cuda" or device == "cpu"  # on a CPU only where that is asked for
-        self.device = torch.device(self.fingerprint.kind)
+        # with its index: another thread of the engine may have another current device
+        is_cuda = self.fingerprint.kind == "cuda"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
         self.counts = Counts()
         self.report: CaptureReport | None = None
+        self._served = False
 
     def trigger_init_capture(self) -> CaptureReport:
         """Load the plan or tune, build, capture the largest bucket first, check. A second call does nothing more.
 
-        Call it before the first request, while the engine's own buffers hold the same in every row. Raises MeasureError
-        where not even a default serves a group, and what a default raises that cannot be built.
+        Call it before the first request, while the engine's own buffers hold the same in every row. Raises ConfigError
+        once requests are being served, ConfigError and MeasureError where not even a default serves a group, and what
+        the engine's own step raises.
         """
-        if self.report is not None:
-            return self.report
+        if self._served:
+            raise ConfigError("requests are being served: capture comes before the first of them")
+        if self.report is None:
+            with torch.inference_mode(False), torch.no_grad():  # or steps in another mode could not write the buffers
+                self.report = self._capture()
+        return self.report
+
+    def _capture(self) -> CaptureReport:
         refusal = start_refusal(self.config, self.facts, self.has_cuda)
         if refusal and self.config.enabled:
             _log.warning("the default serves every step: %s", refusal)
         buckets, longest = self.request.buckets, self.request.max_seq_len
         self.choices = choose(self.groups, self.request, self.fingerprint, self.backends, refusal)
-        self._free_what_tuning_left()
+        gc.collect()  # what tuning has left is not to lie in the engine's way
         self.defaults: Variant = tuple(choice.default for choice in self.choices)
         self.buffers = StepBuffers(self.groups, buckets, longest, self.reserved_page, self.device)
         report = CaptureReport(refusal, named(self.defaults), [choice.why for choice in self.choices])
         builder = Builder(self.step, self.groups, longest, self.backends, self.device)
-        capturer = Capturer(builder, self.buffers, self._graphs(), self.defaults, report)
+        self.above = AboveBuckets(builder, self.defaults, self.reserved_page)
+        graphs: Graphs = CudaGraphs(self.device) if self.device.type == "cuda" else EagerSteps()
+        capturer = Capturer(builder, self.buffers, graphs, self.defaults, report)
         plans = [choice.plan for choice in self.choices]
         wanted = {bucket: extra_variants(plans, self.defaults, bucket) for bucket in buckets}
         self.ready = capturer.capture(wanted, self.config.capture_budget_s, self.config.capture_budget_mib)
-        self.report = report
         for line in report.lines():
             _log.info("%s", line)
         return report
@@ -114,33 +126,55 @@ class DecodeGraphRunner:
             self.counts.missed(0, reason)
         return not reason
 
+    @torch.no_grad()
     def run(
         self, lengths_host: torch.Tensor, block_tables: Sequence[torch.Tensor], lengths: torch.Tensor | None = None
     ) -> Any:
-        """One decode step: what the engine's step returned, cut to the live rows.
+        """One decode step: what the engine's step returned, cut to the live rows; the next `run` overwrites it.
 
-        The engine has filled its own buffers of the step. lengths_host: int32 [live], KV tokens with the new one, on
-        the host. block_tables: of each layer group, int32 [live, pages], on the device. lengths: int32 [live], on the
-        device, where the host knows only upper bounds. Raises ConfigError before `trigger_init_capture`, for an empty
-        batch, and for a request longer than was captured for.
+        The engine has filled its own buffers of the step, in place. lengths_host: int32 [live], KV tokens with the new
+        one, on the host. block_tables: of each layer group, int32 [live, pages], on the device. lengths: int32 [live],
+        on the device, where the host knows only upper bounds (EngineTraits.exact_lengths is False). One thread at a
+        time. Raises ConfigError before `trigger_init_capture`, and for what was not captured for.
         """
-        if self.report is None:
-            raise ConfigError("a step before trigger_init_capture()")
-        live = len(lengths_host)
-        if live == 0:
-            raise ConfigError("a step without requests")
+        batch = self._checked(lengths_host, block_tables, lengths)
+        live = batch[0]
+        self._served = True
         bucket = next((b for b in self.request.buckets if b >= live), 0)
         if not bucket:
-            return self._above_the_buckets(lengths_host, block_tables, lengths)
+            self.counts.missed(0, ABOVE_BUCKETS)
+            return self.above.run(lengths_host, block_tables, lengths)
         self.buffers.refresh(bucket, lengths_host, block_tables, lengths)
-        return _rows(self._choose(bucket, lengths_host).run(), live)
+        ready = self._planned(bucket, self._choose(bucket, batch))
+        return rows(ready.replay(), live)
 
-    def _choose(self, bucket: int, lengths_host: torch.Tensor) -> Ready:
-        """The variant that the plans name for these lengths, where it is captured; else the default."""
-        default = self.ready[bucket, self.defaults]
+    def _checked(
+        self, lengths_host: torch.Tensor, block_tables: Sequence[torch.Tensor], lengths: torch.Tensor | None
+    ) -> tuple[int, int, int]:
+        """Live rows, mean and longest length of a step that can be served."""
+        if self.report is None:
+            raise ConfigError("a step before trigger_init_capture()")
+        if not len(lengths_host):
+            raise ConfigError("a step without requests")
+        batch = live, _, longest = batch_of(lengths_host)
+        if longest > self.request.max_seq_len:
+            raise ConfigError(f"a request of {longest} tokens: captured for {self.request.max_seq_len}")
+        if lengths is not None and self.request.traits.exact_lengths:
+            raise ConfigError("lengths on the device, by an engine whose EngineTraits say that the host's are exact")
+        for group, table in zip(self.groups, block_tables, strict=True):
+            pages, most = group.spec.max_pages(longest), group.spec.max_pages(self.request.max_seq_len)
+            if len(table) != live or not pages <= table.shape[1] <= most:
+                raise ConfigError(
+                    f"a block table of shape {list(table.shape)}: must be [{live}, {pages} to {most} pages]"
+                )
+        return batch
+
+    def _choose(self, bucket: int, batch: tuple[int, int, int]) -> tuple[Variant, Ready]:
+        """The variant that the plans name for the batch, where it is captured; else the default."""
+        default = self.defaults, self.ready[bucket, self.defaults]
         if all(choice.table is None for choice in self.choices):
             return default
-        found = [self._planned(choice, lengths_host) for choice in self.choices]
+        found = [_named_by(choice, batch) for choice in self.choices]
         variant = tuple(one or choice.default for one, choice in zip(found, self.choices, strict=True))
         ready = self.ready.get((bucket, variant))
         if None in found:
@@ -149,38 +183,35 @@ class DecodeGraphRunner:
             self.counts.missed(bucket, f"{named(variant)} is planned and not available")
         else:
             self.counts.hit(bucket, named(variant))
-        return ready or default
+        return default if ready is None else (variant, ready)
 
-    def _planned(self, choice: Choice, lengths_host: torch.Tensor) -> Candidate | None:
-        """What a group's plan names for these lengths; the default of a group without a plan; None without an entry."""
-        if choice.table is None:
-            return choice.default
-        entry = look_up(choice.table, lengths_host)
-        return None if entry is None else Candidate(entry.backend, entry.tactic)
-
-    def _above_the_buckets(
-        self, lengths_host: torch.Tensor, block_tables: Sequence[torch.Tensor], lengths: torch.Tensor | None
-    ) -> Any:
-        """Eagerly, with the default, over buffers and scratch for this batch alone."""
-        self.counts.missed(0, ABOVE_BUCKETS)
-        live, longest = len(lengths_host), self.request.max_seq_len
-        buffers = StepBuffers(self.groups, (live,), longest, self.reserved_page, self.device)
-        builder = Builder(self.step, self.groups, longest, self.backends, self.device)
-        builder.reserve([(live, self.defaults)])
-        built = builder.build(live, self.defaults, buffers.inputs(live))
-        buffers.refresh(live, lengths_host, block_tables, lengths)
-        built.plan()
-        return built.work()
-
-    def _graphs(self) -> Graphs:
-        return CudaGraphs(self.device) if self.device.type == "cuda" else EagerSteps()
-
-    def _free_what_tuning_left(self) -> None:
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+    def _planned(self, bucket: int, chosen: tuple[Variant, Ready]) -> Ready:
+        """After plan(), where needed. A variant that cannot plan has launched nothing yet, and is not used again."""
+        variant, ready = chosen
+        try:
+            ready.built.plan()
+        except Exception as error:
+            if variant == self.defaults:
+                raise
+            del self.ready[bucket, variant]
+            self.counts.missed(bucket, f"{named(variant)} could not plan: {one_line(error)}")
+            ready = self.ready[bucket, self.defaults]
+            ready.built.plan()
+        return ready
 
 
-def _rows(output: Any, live: int) -> Any:
-    """The first rows of one tensor, or of each of several."""
-    return output[:live] if isinstance(output, torch.Tensor) else tuple(t[:live] for t in tensors(output))
+def check_layers(groups: Sequence[LayerGroup]) -> None:
+    """Raises ConfigError unless there is a group, and every layer is in one only."""
+    layers = [layer for group in groups for layer in group.layers]
+    if not layers:
+        raise ConfigError("a runner needs a layer group with layers")
+    if len(set(layers)) != len(layers):
+        raise ConfigError("a layer is in two groups")
+
+
+def _named_by(choice: Choice, batch: tuple[int, int, int]) -> Candidate | None:
+    """What a group's plan names for a batch; the default of a group without a plan; None without an entry."""
+    if choice.table is None:
+        return choice.default
+    entry = choice.table.lookup(*batch)
+    return None if entry is None else Candidate(entry.backend, entry.tactic)
