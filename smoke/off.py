@@ -47,7 +47,7 @@ def _main(name: str, kind: str, result: str) -> None:
     runner = make_runner(decoder, DispatchConfig(enabled=False))
     torch.save(serve(decoder, runner, read(name), forced=False), result)
     imported = sorted(library for library in LIBRARIES if library in sys.modules)
-    print(json.dumps({"default": runner.trigger_init_capture().defaults, "imported": imported}))
+    print(json.dumps({"default": runner.report.defaults, "imported": imported}))
 
 
 if __name__ == "__main__":

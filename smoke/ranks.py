@@ -106,7 +106,7 @@ def _rank(task: dict[str, Any]) -> None:
             config = DispatchConfig(enabled=True, cache_dir=Path(folder))
             store_plan(decoder.cache.spec, config, device.type, everywhere(task["backend"]))
             runner = make_runner(decoder, config)
-            dropped = [v.dropped for v in runner.trigger_init_capture().variants if v.dropped]
+            dropped = [v.dropped for v in runner.report.variants if v.dropped]
             if dropped:
                 raise RuntimeError(f"{task['backend']} was not captured: {dropped[0]}")
         else:
