@@ -1,7 +1,7 @@
 """What surrounds attention in a model's layer, so that attention is timed among the kernels that it is served among.
 
 A product alone is not enough: on an H200, with a 64 MiB matrix-vector product between the layers, XQA took 7 us a layer
-less than in a stack of real layers, because both overlap by programmatic dependent launch, and cuDNN 6 us more beside
+less than in a stack of real layers (both seem to overlap, by programmatic dependent launch), and cuDNN 6 us more beside
 FA3. With what is here, differences between backends are those of a stack (`bench truth`).
 """
 
