@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dispatch.errors import ConfigError
 from dispatch.spec import AttentionSpec
 
 
@@ -33,3 +35,12 @@ class EngineFacts:
     deterministic: bool = False
     mla: bool = False
     query_tokens: int = 1
+
+
+def check_layers(groups: Sequence[LayerGroup]) -> None:
+    """Raises ConfigError unless there is a group, and every layer is in one only."""
+    layers = [layer for group in groups for layer in group.layers]
+    if not layers:
+        raise ConfigError("a runner needs a layer group with layers")
+    if len(set(layers)) != len(layers):
+        raise ConfigError("a layer is in two groups")

@@ -11,7 +11,6 @@ import torch
 
 from dispatch.backends import Registry, registry
 from dispatch.bench.trace import Trace
-from dispatch.candidate import Candidate
 from dispatch.config import DispatchConfig
 from dispatch.device import current_device
 from dispatch.engine.above import AboveBuckets
@@ -19,10 +18,10 @@ from dispatch.engine.buffers import StepBuffers
 from dispatch.engine.builder import Builder, Step
 from dispatch.engine.capture import Capturer, Ready
 from dispatch.engine.checked import rows
-from dispatch.engine.choose import Choice, choose
+from dispatch.engine.choose import choose
 from dispatch.engine.counts import Counts
 from dispatch.engine.graphs import CudaGraphs, EagerSteps, Graphs
-from dispatch.engine.groups import EngineFacts, LayerGroup
+from dispatch.engine.groups import EngineFacts, LayerGroup, check_layers
 from dispatch.engine.guards import start_refusal, step_refusal
 from dispatch.engine.prepare import ABOVE_BUCKETS, OUTSIDE, batch_of
 from dispatch.engine.report import CaptureReport, named
@@ -174,7 +173,7 @@ class DecodeGraphRunner:
         default = self.defaults, self.ready[bucket, self.defaults]
         if all(choice.table is None for choice in self.choices):
             return default
-        found = [_named_by(choice, batch) for choice in self.choices]
+        found = [choice.named(batch) for choice in self.choices]
         variant = tuple(one or choice.default for one, choice in zip(found, self.choices, strict=True))
         ready = self.ready.get((bucket, variant))
         if None in found:
@@ -198,20 +197,3 @@ class DecodeGraphRunner:
             ready = self.ready[bucket, self.defaults]
             ready.built.plan()
         return ready
-
-
-def check_layers(groups: Sequence[LayerGroup]) -> None:
-    """Raises ConfigError unless there is a group, and every layer is in one only."""
-    layers = [layer for group in groups for layer in group.layers]
-    if not layers:
-        raise ConfigError("a runner needs a layer group with layers")
-    if len(set(layers)) != len(layers):
-        raise ConfigError("a layer is in two groups")
-
-
-def _named_by(choice: Choice, batch: tuple[int, int, int]) -> Candidate | None:
-    """What a group's plan names for a batch; the default of a group without a plan; None without an entry."""
-    if choice.table is None:
-        return choice.default
-    entry = choice.table.lookup(*batch)
-    return None if entry is None else Candidate(entry.backend, entry.tactic)
