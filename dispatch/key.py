@@ -11,7 +11,7 @@ from dispatch.grid import check_buckets
 from dispatch.plainjson import each, field, mapping, shown, text, whole
 from dispatch.spec import AttentionSpec
 
-RULE_VERSION = 2  # raised when the deciding rule or the way of measuring changes
+RULE_VERSION = 3  # raised when the deciding rule or the way of measuring changes
 
 
 def canonical(data: Any) -> bytes:

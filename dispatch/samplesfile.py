@@ -134,6 +134,7 @@ def _rule(value: Any) -> Rule:
         field(data, "cluster_margin", number),
         field(data, "min_rounds", whole),
         field(data, "win_share", number),
+        field(data, "cell_win_share", number),
     )
 
 

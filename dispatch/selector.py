@@ -147,6 +147,7 @@ def _judge(evidence: Evidence, name: str, cells: list[int], rule: Rule, delta: f
     valid = np.isfinite(r)
     counted = valid.any(axis=0)
     by_round = np.where(valid, r, 0.0).sum(axis=0)[counted] / valid.sum(axis=0)[counted]
+    won_in_cells = (r < 0).sum(axis=1) / valid.sum(axis=1)
     worst = int(medians.argmax())
     mean_r, worst_r, win_share = float(medians.mean()), float(medians[worst]), float((by_round < 0).mean())
     detail = ""
@@ -154,7 +155,7 @@ def _judge(evidence: Evidence, name: str, cells: list[int], rule: Rule, delta: f
         reason, detail = Reason.TOO_FEW_ROUNDS, f"{fewest} of {rule.min_rounds}"
     elif mean_r > -delta:
         reason = Reason.NOT_FASTER
-    elif worst_r > 0 or win_share < rule.win_share:
+    elif worst_r > 0 or win_share < rule.win_share or won_in_cells.min() < rule.cell_win_share:
         reason = Reason.INCONSISTENT
     else:
         reason = Reason.BEATEN

@@ -52,7 +52,7 @@ def make_key(**changes: Any) -> dict[str, Any]:
         "engine": {"plan_hidden": False, "finite_kv": False, "exact_lengths": True},
         "threshold": 0.03,
         "cluster_margin": 0.01,
-        "rule_version": 2,
+        "rule_version": 3,
         **changes,
     }
 

@@ -208,3 +208,11 @@ def test_the_selector_imports_neither_torch_nor_a_kernel_library():
         "print([m for m in ('torch', 'flashinfer', 'triton') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("won", "chosen"), [(10, "flashinfer_xqa"), (9, DEFAULT)])
+def test_each_cell_must_be_won_in_two_thirds_of_the_rounds(won, chosen):
+    # the second cell's median is a gain either way; 10 of 15 rounds are two thirds
+    mixed = [98.0] * won + [130.0] * (ROUNDS - won)
+    evidence = evidence_of({DEFAULT: [100.0, 100.0], "flashinfer_xqa": [[60.0] * ROUNDS, mixed]})
+    assert select_stable(evidence, [0, 1], Rule()).candidate == chosen
