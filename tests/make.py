@@ -27,6 +27,20 @@ CELLS = (
 # Microseconds a layer in each of CELLS, the default first: the second is 20% faster at 128 and 20% slower at 1024.
 LAYER_US: Mapping[str, Sequence[float]] = {"torch_sdpa": (10, 11, 40, 44), "torch_chunked": (8, 8.8, 48, 52.8)}
 
+# A small model's config.json. Its weights, in elements: embeddings 1000 x 64; in each layer, attention 64 x (4 + 2) x
+# (16 + 16), and an MLP of 64 x 128 x 3.
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}
+
 
 def make_spec(**changes: Any) -> AttentionSpec:
     """8/2 heads of 64, pages of 16 tokens, 4 layers."""

@@ -12,19 +12,9 @@ from dispatch.cli import main
 from dispatch.cli.capacity import default_capacity
 from dispatch.device import DeviceFingerprint
 from dispatch.models import load_model
+from tests.make import TINY
 
 # Weights, in elements: 2 x 1000 x 64, and in each layer 64 x (4 + 2) x (16 + 16) and 64 x 128 x 3.
-TINY = {
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "vocab_size": 1000,
-    "max_position_embeddings": 512,
-}
 WEIGHTS = 2 * 238_592  # bytes
 TOKEN = 384  # bytes: 3 layers x 2 heads x (16 + 16) elements
 PAGE = 4  # tokens

@@ -14,18 +14,8 @@ from click.testing import CliRunner
 from dispatch.bench import lookup
 from dispatch.cli import main
 from dispatch.planfile import read_plans
+from tests.make import TINY
 
-TINY = {
-    "model_type": "llama",
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "vocab_size": 1000,
-    "max_position_embeddings": 512,
-    "torch_dtype": "bfloat16",
-}
 SMALL = ["--buckets", "1,2", "--max-seq-len", "256", "--page-size", "4"]
 
 
@@ -134,7 +124,10 @@ def test_a_trace_is_one_more_profile(run, model, tmp_path):
 
 
 def test_a_model_with_two_kinds_of_layers_gets_a_plan_for_each(run, tmp_path):
-    config = TINY | {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}
+    config = TINY | {
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     plans = json.loads(ok(run("tune", "--model", tmp_path / "config.json", *SMALL, "--json")))["plans"]
     found = [(p["key"]["spec"]["sliding_window"], p["key"]["spec"]["num_layers"]) for p in plans]

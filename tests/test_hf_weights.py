@@ -9,19 +9,9 @@ import pytest
 from dispatch.errors import ModelError
 from dispatch.hf_weights import weight_bytes
 from dispatch.models import load_fields, load_model
+from tests.make import TINY
 
-# Embeddings 1000 x 64; attention 64 x (4 + 2 heads) x (16 + 16), MLP 64 x 128 x 3, of 3 layers.
-TINY = {
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "vocab_size": 1000,
-    "max_position_embeddings": 512,
-}
+# TINY's, in elements.
 EMBEDDING, ATTENTION, MLP = 64_000, 12_288, 24_576
 MOE = {"num_experts": 8, "moe_intermediate_size": 32}
 EXPERT, ROUTER = 6_144, 512  # 64 x 32 x 3, 64 x 8
