@@ -21,7 +21,7 @@ from tests.fakes import CPU
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch):
-    monkeypatch.setattr(fa3, "find_spec", lambda name: object())
+    monkeypatch.setattr("dispatch.backends.base.find_spec", lambda name: object())
 
 
 def reason(spec, device=H200):
@@ -60,7 +60,7 @@ def test_sinks_are_served_in_bf16_and_both_layouts_are():
 
 
 def test_the_device_is_looked_at_before_the_library_and_the_library_before_the_shape(monkeypatch):
-    monkeypatch.setattr(fa3, "find_spec", lambda name: None)
+    monkeypatch.setattr("dispatch.backends.base.find_spec", lambda name: None)
     capped = layer(logits_soft_cap=30.0)
     assert reason(capped, CPU) == "needs a CUDA device"
     assert reason(capped, replace(H200, capability=(8, 0))) == "needs SM90, this is SM80"

@@ -19,7 +19,7 @@ from tests.fakes import CPU
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch):
-    monkeypatch.setattr(flashinfer_cudnn, "find_spec", lambda name: object())
+    monkeypatch.setattr("dispatch.backends.base.find_spec", lambda name: object())
     monkeypatch.setattr(flashinfer_cudnn, "version", lambda name: "0.7.4")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
 
@@ -60,7 +60,7 @@ def test_before_sm90_heads_are_smaller():
 
 
 def test_the_device_is_looked_at_before_the_libraries(monkeypatch):
-    monkeypatch.setattr(flashinfer_cudnn, "find_spec", lambda name: None)
+    monkeypatch.setattr("dispatch.backends.base.find_spec", lambda name: None)
     assert reason(layer(page=8), CPU) == "needs a CUDA device"
     assert reason(layer(page=8), replace(H200, capability=(7, 5))) == "needs SM80, this is SM75"
     assert reason(layer(page=8)) == "not installed: pip install flashinfer-python"
@@ -79,7 +79,7 @@ def test_a_later_flashinfer_is_served(monkeypatch, new):
 
 
 def test_a_missing_frontend_is_refused(monkeypatch):
-    monkeypatch.setattr(flashinfer_cudnn, "find_spec", lambda name: None if name == "cudnn" else object())
+    monkeypatch.setattr("dispatch.backends.base.find_spec", lambda name: None if name == "cudnn" else object())
     assert reason(layer()) == "not installed: pip install nvidia-cudnn-frontend"
 
 

@@ -9,7 +9,6 @@ import types
 import pytest
 import torch
 
-from dispatch.backends import flashinfer_fa2
 from dispatch.backends.flashinfer_fa2 import FlashInferFa2, FlashInferFa2TensorCores
 from dispatch.backends.flashinfer_trtllm_gen import FlashInferTrtllmGen
 from dispatch.backends.page_lists import HostPageLists, PageLists
@@ -43,7 +42,7 @@ def spec_of(group=4, d=128, **changes):
 
 @pytest.fixture
 def installed(monkeypatch):
-    monkeypatch.setattr(flashinfer_fa2, "find_spec", lambda name: object())
+    monkeypatch.setattr("dispatch.backends.base.find_spec", lambda name: object())
 
 
 @pytest.mark.parametrize("backend", FA2)
@@ -101,7 +100,7 @@ def test_strided_caches_are_served_where_rows_stay_aligned(backend, installed):
 
 @pytest.mark.parametrize("backend", [*FA2, FlashInferTrtllmGen])
 def test_the_device_is_looked_at_before_the_library(backend, monkeypatch):
-    monkeypatch.setattr(flashinfer_fa2, "find_spec", lambda name: None)
+    monkeypatch.setattr("dispatch.backends.base.find_spec", lambda name: None)
     assert backend().support(spec_of(), CPU).reason == "needs a CUDA device"
     needed = "SM100" if backend is FlashInferTrtllmGen else "SM80"
     assert backend().support(spec_of(), card(7, 5)).reason == f"needs {needed}, this is SM75"

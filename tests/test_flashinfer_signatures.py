@@ -126,7 +126,7 @@ def library(request, monkeypatch):
         folder = Path(installed.origin).parents[1]
     found = Library(Path(folder))
     monkeypatch.syspath_prepend(folder)  # where a backend looks for FlashInfer and for its version
-    monkeypatch.setattr(flashinfer_cudnn, "find_spec", lambda name: object())
+    monkeypatch.setattr("dispatch.backends.base.find_spec", lambda name: object())
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: flashinfer_cudnn.CUDNN_SINCE)
     for name in BACKENDS:
         module = inspect.getmodule(type(registry.get(name)))

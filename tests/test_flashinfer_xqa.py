@@ -20,7 +20,7 @@ from tests.fakes import CPU
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch):
-    monkeypatch.setattr(flashinfer_xqa, "find_spec", lambda name: object())
+    monkeypatch.setattr("dispatch.backends.base.find_spec", lambda name: object())
 
 
 def reason(spec, device=H200):
@@ -57,7 +57,7 @@ def test_what_the_kernel_lacks_is_refused_with_its_reason(changes, why):
 
 
 def test_the_device_is_looked_at_before_the_library_and_the_library_before_the_shape(monkeypatch):
-    monkeypatch.setattr(flashinfer_xqa, "find_spec", lambda name: None)
+    monkeypatch.setattr("dispatch.backends.base.find_spec", lambda name: None)
     assert reason(layer(page=8), CPU) == "needs a CUDA device"
     assert reason(layer(page=8), replace(H200, capability=(8, 0))) == "needs SM90, SM10x or SM12x, this is SM80"
     assert reason(layer(page=8)) == "not installed: pip install flashinfer-python"

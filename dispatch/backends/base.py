@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import ClassVar
 
 import torch
@@ -31,6 +32,11 @@ SUPPORTED = Support(True)
 def refuse(reason: str) -> Support:
     """A refusal with its reason."""
     return Support(False, reason)
+
+
+def not_installed(module: str, distribution: str) -> str:
+    """The reason for a refusal where a module is absent, "" where it is there; found without importing it."""
+    return "" if find_spec(module) else f"not installed: pip install {distribution}"
 
 
 class DecodeImpl(ABC):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, refuse
+from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, not_installed, refuse
 from dispatch.device import DeviceFingerprint
 from dispatch.dtypes import E4M3_MAX, TORCH_DTYPES
 from dispatch.spec import AttentionSpec
@@ -36,9 +35,7 @@ class Fa3(Backend):
             return refuse("needs a CUDA device")
         if device.capability != (9, 0):
             return refuse(f"needs SM90, this is {device.sm}")
-        if find_spec("flash_attn_interface") is None:
-            return refuse("not installed: pip install tokenspeed-fa3")
-        reason = _shape_refused(spec)
+        reason = not_installed("flash_attn_interface", self.distribution) or _shape_refused(spec)
         return refuse(reason) if reason else SUPPORTED
 
     def tactics(self, spec: AttentionSpec, device: DeviceFingerprint, batch_size: int, max_kv: int) -> tuple[str, ...]:

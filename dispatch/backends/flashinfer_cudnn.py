@@ -6,12 +6,11 @@ import importlib
 import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, refuse
+from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, not_installed, refuse
 from dispatch.backends.narrow_table import NarrowTable, narrow_tactics
 from dispatch.device import DeviceFingerprint
 from dispatch.errors import MeasureError
@@ -63,8 +62,8 @@ class FlashInferCudnn(Backend):
 
 def _library_refused() -> str:
     """What is missing or too old; found without importing it, and without starting CUDA."""
-    if find_spec("flashinfer") is None:
-        return "not installed: pip install flashinfer-python"
+    if absent := not_installed("flashinfer", "flashinfer-python"):
+        return absent
     try:
         installed = version("flashinfer-python")
     except PackageNotFoundError:
@@ -72,8 +71,8 @@ def _library_refused() -> str:
     if _numbers(installed) < FLASHINFER_SINCE:
         needed = ".".join(map(str, FLASHINFER_SINCE))
         return f"FlashInfer {installed} is not known to have the prepared cuDNN graph: {needed} or later"
-    if find_spec("cudnn") is None:
-        return "not installed: pip install nvidia-cudnn-frontend"
+    if absent := not_installed("cudnn", "nvidia-cudnn-frontend"):
+        return absent
     try:
         cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     except RuntimeError as error:  # torch found another cuDNN than it was built for

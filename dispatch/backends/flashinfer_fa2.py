@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, refuse
+from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, not_installed, refuse
 from dispatch.backends.page_lists import HostPageLists, PageLists
 from dispatch.device import DeviceFingerprint
 from dispatch.dtypes import TORCH_DTYPES
@@ -25,11 +24,6 @@ MOST_BLOCKS_PER_SM = 16  # 2048 threads, in blocks of 128
 ALIGNMENT_BYTES = 256  # room for what the scratch's allocator skips
 
 
-def not_installed() -> Support | None:
-    """The refusal where FlashInfer is absent; found without importing it."""
-    return None if find_spec("flashinfer") else refuse("not installed: pip install flashinfer-python")
-
-
 class _Fa2(Backend):
     distribution = "flashinfer-python"
     tensor_cores: bool
@@ -39,8 +33,8 @@ class _Fa2(Backend):
             return refuse("needs a CUDA device")
         if device.capability < (8, 0):
             return refuse(f"needs SM80, this is {device.sm}")
-        if (absent := not_installed()) is not None:
-            return absent
+        if absent := not_installed("flashinfer", self.distribution):
+            return refuse(absent)
         if spec.head_dim_qk != spec.head_dim_vo:
             return refuse(f"head dim {spec.head_dim_qk} of K and {spec.head_dim_vo} of V: must be equal")
         if spec.head_dim_qk not in HEAD_DIMS:

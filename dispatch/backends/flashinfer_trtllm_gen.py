@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, refuse
-from dispatch.backends.flashinfer_fa2 import not_installed
+from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, not_installed, refuse
 from dispatch.device import DeviceFingerprint
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
@@ -32,8 +31,8 @@ class FlashInferTrtllmGen(Backend):
             return refuse(f"needs SM100, this is {device.sm}")
         if device.capability not in ((10, 0), (10, 3)):
             return refuse(f"needs SM100 or SM103, this is {device.sm}")
-        if (absent := not_installed()) is not None:
-            return absent
+        if absent := not_installed("flashinfer", self.distribution):
+            return refuse(absent)
         if spec.head_dim_qk != spec.head_dim_vo:
             return refuse(f"head dim {spec.head_dim_qk} of K and {spec.head_dim_vo} of V: must be equal")
         if spec.head_dim_qk not in HEAD_DIMS:

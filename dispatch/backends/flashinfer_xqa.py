@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, refuse
+from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, not_installed, refuse
 from dispatch.backends.narrow_table import NarrowTable, narrow_tactics
 from dispatch.device import DeviceFingerprint
 from dispatch.errors import MeasureError
@@ -39,9 +38,7 @@ class FlashInferXqa(Backend):
             return refuse("needs a CUDA device")
         if device.capability[0] not in MAJOR_CAPABILITIES:
             return refuse(f"needs SM90, SM10x or SM12x, this is {device.sm}")
-        if find_spec("flashinfer") is None:
-            return refuse("not installed: pip install flashinfer-python")
-        reason = _shape_refused(spec)
+        reason = not_installed("flashinfer", self.distribution) or _shape_refused(spec)
         return refuse(reason) if reason else SUPPORTED
 
     def tactics(self, spec: AttentionSpec, device: DeviceFingerprint, batch_size: int, max_kv: int) -> tuple[str, ...]:
