@@ -54,6 +54,9 @@ class Rounds:
     ) -> None:
         """`arms`: those that may be timed, of `num_arms` rows in the samples."""
         self.pool, self.timer, self.arms, self.cells = pool, timer, arms, cells
+        # of each cell, once: a sample takes less than a millisecond
+        self.longest = [int(cell.lengths.max()) for cell in cells]
+        self.layers = [chain_layers(pool, timer, cell) for cell in cells]
         self.times: NDArray[np.float64] = np.full((len(PARTS), num_arms, len(cells), ROUNDS), np.nan)
         self.exclusions: list[Exclusion] = []
 
@@ -75,7 +78,7 @@ class Rounds:
                 for arm in (self.arms[i] for i in rng.permutation(len(self.arms))):
                     if monotonic() > deadline:
                         return
-                    if arm.runs(c, int(cell.lengths.max())):
+                    if arm.runs(c, self.longest[c]):
                         with phases(f"samples: {arm.name}"):
                             self._sample(arm, c, round_, plan_hidden)
                 progress((round_ * len(self.cells) + c + 1) * self.times.shape[1])
@@ -85,7 +88,7 @@ class Rounds:
     def _sample(self, arm: Arm, c: int, round_: int, plan_hidden: bool) -> None:
         cell, spec = self.cells[c], self.pool.spec
         try:
-            time = arm.recording.time(chain_layers(self.pool, self.timer, cell))
+            time = arm.recording.time(self.layers[c])
         except Exception as error:  # whatever a backend raises, it loses this cell
             arm.lost_cells.add(c)
             self.exclusions.append(Exclusion(arm.name, Reason.FAILED, one_line(error), c))
