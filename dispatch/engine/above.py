@@ -9,7 +9,7 @@ import torch
 
 from dispatch.engine.buffers import StepBuffers
 from dispatch.engine.builder import Builder, BuiltStep
-from dispatch.engine.checked import rows
+from dispatch.engine.output import rows
 from dispatch.engine.variants import Variant
 
 
@@ -26,12 +26,12 @@ class AboveBuckets:
     ) -> Any:
         """As DecodeGraphRunner.run."""
         buffers, built = self._for(1 << (len(lengths_host) - 1).bit_length())
-        buffers.refresh(len(built.inputs[0].lengths_host), lengths_host, block_tables, lengths)
+        buffers.refresh(built.bucket, lengths_host, block_tables, lengths)
         built.plan()
         return rows(built.work(), len(lengths_host))
 
     def _for(self, size: int) -> tuple[StepBuffers, BuiltStep]:
-        if self._built is None or len(self._built[1].inputs[0].lengths_host) != size:
+        if self._built is None or self._built[1].bucket != size:
             kept, device = self.builder, self.builder.device
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # what is replaced may still be read

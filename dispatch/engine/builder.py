@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dispatch.backends import DecodeImpl, KVCache, Registry
+from dispatch.candidate import Candidate
 from dispatch.engine.groups import LayerGroup
 from dispatch.engine.variants import Variant
 from dispatch.errors import ConfigError
@@ -34,6 +35,11 @@ class BuiltStep:
     groups: Sequence[LayerGroup]
     group_of: Mapping[int, int]
     kv_caches: dict[int, KVCache] = field(default_factory=dict)
+
+    @property
+    def bucket(self) -> int:
+        """Rows that it is built for."""
+        return len(self.inputs[0].lengths_host)
 
     def plan(self) -> None:
         """The host's work before every run, where the implementations have any."""
@@ -71,12 +77,16 @@ class Builder:
         self.group_of = {layer: i for i, group in enumerate(groups) for layer in group.layers}
         self.workspaces = Workspaces(device)
 
+    def longest(self, candidate: Candidate) -> int:
+        """Tokens of the longest request that it serves."""
+        return candidate.max_kv or self.max_seq_len
+
     def reserve(self, wanted: Iterable[tuple[int, Variant]]) -> None:
         """Size every family's scratch for the largest need of these (bucket, variant)."""
         for bucket, variant in wanted:
             for group, candidate in zip(self.groups, variant, strict=True):
                 backend = self.backends.get(candidate.backend)
-                size = backend.workspace_bytes(group.spec, bucket, candidate.max_kv or self.max_seq_len)
+                size = backend.workspace_bytes(group.spec, bucket, self.longest(candidate))
                 self.workspaces.reserve(backend.family, size)
 
     def build(self, bucket: int, variant: Variant, inputs: tuple[StepInputs, ...]) -> BuiltStep:
@@ -84,7 +94,6 @@ class Builder:
         impls = []
         for group, candidate in zip(self.groups, variant, strict=True):
             backend = self.backends.get(candidate.backend)
-            longest = candidate.max_kv or self.max_seq_len
             scratch = self.workspaces.get(backend.family)
-            impls.append(backend.build(group.spec, bucket, longest, scratch, candidate.knobs))
+            impls.append(backend.build(group.spec, bucket, self.longest(candidate), scratch, candidate.knobs))
         return BuiltStep(self.step, tuple(impls), inputs, self.groups, self.group_of)

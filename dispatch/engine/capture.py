@@ -9,8 +9,9 @@ from time import perf_counter
 
 from dispatch.engine.buffers import StepBuffers
 from dispatch.engine.builder import Builder, BuiltStep
-from dispatch.engine.checked import disagreement, row_lengths, tensors
+from dispatch.engine.checked import disagreement, row_lengths
 from dispatch.engine.graphs import Graphs, Work
+from dispatch.engine.output import tensors
 from dispatch.engine.report import CaptureReport, VariantReport, named
 from dispatch.engine.variants import Variant
 from dispatch.errors import one_line
@@ -102,13 +103,12 @@ class Capturer:
     def _lengths(self, variant: Variant) -> list[int]:
         """Of two pages, of half, and of all of the longest that the variant serves."""
         page = max(group.spec.page_size for group in self.builder.groups)
-        longest = min((c.max_kv or self.builder.max_seq_len) for c in variant)
+        longest = min(map(self.builder.longest, variant))
         return sorted({min(n, longest) for n in (2 * page, longest // 2, longest)})
 
     def _load(self, built: BuiltStep, variant: Variant) -> None:
         """The longest rows, which the step is captured with; all change afterwards."""
-        bucket = len(built.inputs[0].lengths_host)
-        self.buffers.reserve(bucket, row_lengths(built, bucket, self._lengths(variant)[-1]))
+        self.buffers.reserve(built.bucket, row_lengths(built, self._lengths(variant)[-1]))
         built.plan()
 
     def _report(self, bucket: int, variant: Variant, start: float, free_mib: float, dropped: str) -> None:

@@ -8,17 +8,16 @@ themselves, was the gate's to check, on pages of the bench's own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from dispatch.engine.buffers import StepBuffers
 from dispatch.engine.builder import BuiltStep
 from dispatch.engine.graphs import Work
-from dispatch.errors import ConfigError
+from dispatch.engine.output import tensors
 
 # ||difference|| / ||eager|| of a row of the step's output: attention's own rounding (2^-6 of bf16, dispatch.gate) goes
-# through a model's layers, and comes out a few times larger. A wrong page or length is off by about 1.
+# through a model's layers, and comes out a few times larger. A row of another length is off by more.
 TOLERANCE = 0.1
 TOLERANCE_FP8_KV = 0.3  # kernels differ by 0.04 where some quantise Q and others do not (smoke/results/h200/facts.json)
 
@@ -27,14 +26,14 @@ def disagreement(built: BuiltStep, replay: Work, eager: BuiltStep, buffers: Step
     """ "" if the graph's output is that of the eager step for rows up to each of these lengths; else what is wrong."""
     is_fp8 = any(group.spec.kv_dtype == "fp8_e4m3" for group in eager.groups)
     tolerance = TOLERANCE_FP8_KV if is_fp8 else TOLERANCE
-    bucket, found_wrong = len(eager.inputs[0].lengths_host), ""
+    found_wrong = ""
     for length in longest:  # all of them, whatever one shows: the ranks of a model must make the same calls
-        lengths = row_lengths(eager, bucket, length)
+        lengths = row_lengths(eager, length)
         fill_reserved(eager, buffers.reserved_page)
-        buffers.reserve(bucket, lengths)
+        buffers.reserve(eager.bucket, lengths)
         eager.plan()
         expected = [t.clone() for t in tensors(eager.work())]
-        buffers.reserve(bucket, lengths)
+        buffers.reserve(eager.bucket, lengths)
         built.plan()
         found = tensors(replay())
         for mine, theirs in zip(found, expected, strict=True):
@@ -43,7 +42,7 @@ def disagreement(built: BuiltStep, replay: Work, eager: BuiltStep, buffers: Step
     return found_wrong
 
 
-def row_lengths(step: BuiltStep, bucket: int, longest: int) -> list[int]:
+def row_lengths(step: BuiltStep, longest: int) -> list[int]:
     """The first row nearly of the longest, and short ones of several lengths.
 
     Rows of different lengths write their new token to different slots of the page: the first to one in its second half
@@ -52,9 +51,9 @@ def row_lengths(step: BuiltStep, bucket: int, longest: int) -> list[int]:
     """
     half = min(group.spec.page_size for group in step.groups) // 2
     if half < 2:
-        return [longest] * bucket
+        return [longest] * step.bucket
     first = max(1, longest // (2 * half) * (2 * half) - half // 2)
-    return [first, *(1 + i % half for i in range(bucket - 1))]
+    return [first, *(1 + i % half for i in range(step.bucket - 1))]
 
 
 def fill_reserved(step: BuiltStep, page: int) -> None:
@@ -64,19 +63,6 @@ def fill_reserved(step: BuiltStep, page: int) -> None:
             random = torch.Generator().manual_seed(2 * layer + i)
             values = torch.randn(pages[page].shape, generator=random)
             pages[page].copy_(values.to(pages.device).to(pages.dtype))
-
-
-def tensors(output: Any) -> tuple[torch.Tensor, ...]:
-    """A step's output, one tensor or several. Raises ConfigError for anything else."""
-    several = (output,) if isinstance(output, torch.Tensor) else output
-    if not isinstance(several, (tuple, list)) or not all(isinstance(t, torch.Tensor) for t in several):
-        raise ConfigError(f"the step returned {type(output).__name__}: must be a tensor, or a tuple of tensors")
-    return tuple(several)
-
-
-def rows(output: Any, live: int) -> Any:
-    """The first rows of one tensor, or of each of several."""
-    return output[:live] if isinstance(output, torch.Tensor) else tuple(t[:live] for t in output)
 
 
 def _differ(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:

@@ -17,12 +17,12 @@ from dispatch.engine.above import AboveBuckets
 from dispatch.engine.buffers import StepBuffers
 from dispatch.engine.builder import Builder, Step
 from dispatch.engine.capture import Capturer, Ready
-from dispatch.engine.checked import rows
 from dispatch.engine.choose import choose
 from dispatch.engine.counts import Counts
 from dispatch.engine.graphs import CudaGraphs, EagerSteps, Graphs
 from dispatch.engine.groups import EngineFacts, LayerGroup, check_layers
 from dispatch.engine.guards import start_refusal, step_refusal
+from dispatch.engine.output import rows
 from dispatch.engine.prepare import ABOVE_BUCKETS, OUTSIDE, batch_of
 from dispatch.engine.report import CaptureReport, named
 from dispatch.engine.variants import Variant, extra_variants
@@ -160,8 +160,8 @@ class DecodeGraphRunner:
             raise ConfigError(f"a request of {longest} tokens: captured for {self.request.max_seq_len}")
         if lengths is not None and self.request.traits.exact_lengths:
             raise ConfigError("lengths on the device, by an engine whose EngineTraits say that the host's are exact")
-        for group, table in zip(self.groups, block_tables, strict=True):
-            pages, most = group.spec.max_pages(longest), group.spec.max_pages(self.request.max_seq_len)
+        for group, table, mine in zip(self.groups, block_tables, self.buffers.tables, strict=True):
+            pages, most = group.spec.max_pages(longest), mine.shape[1]
             if len(table) != live or not pages <= table.shape[1] <= most:
                 raise ConfigError(
                     f"a block table of shape {list(table.shape)}: must be [{live}, {pages} to {most} pages]"
