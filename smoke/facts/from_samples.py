@@ -1,4 +1,4 @@
-"""Rows of the table that come out of samples files: 1b, 2, 3 and 8."""
+"""Rows of the table that come out of samples files: of plans, and 1b, 2, 3 and 8."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dispatch.errors import one_line
 from dispatch.samples import Samples
 from dispatch.samplesfile import read_samples
 from dispatch.spec import AttentionSpec
+from smoke.facts.chosen import gains, held_out
 from smoke.facts.samples import (
     COMPARED,
     LARGE_BYTES,
@@ -52,6 +55,7 @@ def from_samples(paths: Iterable[Path]) -> Found:
             }
             if spec.kv_dtype == "fp8_e4m3":
                 facts = {"3": _fp8, "8": _bandwidth}
+            facts = {"plan": _plan, **facts}
             for fact, work in facts.items():
                 try:
                     found, raw[f"{fact}: {path}: {spec.describe()}"] = work(samples, spec)
@@ -59,6 +63,31 @@ def from_samples(paths: Iterable[Path]) -> Found:
                     found = [Row(f"{fact}", "", f"failed: {one_line(error)}")]
                 rows += [Row(f"{row.fact}: {where}", row.then, row.now, row.note) for row in found]
     return Found(tuple(rows), raw)
+
+
+def _plan(samples: Samples, spec: AttentionSpec) -> tuple[list[Row], Any]:
+    found, judged = gains(samples), held_out(samples)
+    rows = [
+        Row(
+            "plan: speed over fa3 of the boxes with another candidate, cross-fitted",
+            "",
+            f"{found.least:.2f} to {found.most:.2f}, median {found.median:.2f}",
+            f"{found.other_boxes} of {found.boxes} boxes",
+        ),
+        Row(
+            "plan: speed over fa3 of all cells, on the rounds that chose",
+            "",
+            f"{found.mean_of_cells:.3f}",
+            f"{found.slower_cells} of {found.cells} slower",
+        ),
+        Row(
+            "plan: half of the rounds decides, the other scores: cells of another candidate that are slower than fa3",
+            "",
+            f"{judged.slower} of {judged.cells}",
+            f"{judged.slower_by_2_percent} by over 2%; the worst takes {np.exp(judged.worst):.3f} times as long",
+        ),
+    ]
+    return rows, {"gains": asdict(found), "held_out": asdict(judged)}
 
 
 def _equal_tuned(samples: Samples, spec: AttentionSpec) -> tuple[list[Row], Any]:
