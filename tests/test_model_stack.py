@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dispatch.backends import DecodeImpl
 from dispatch.backends.torch_sdpa import TorchSdpa
-from dispatch.bench.model_stack import EPSILON, ROPE_BASE, Layer, ModelStack
+from dispatch.bench.model_stack import EPSILON, ROPE_BASE, Attend, Layer, ModelStack
 from dispatch.bench.pool import PagedPool
 from dispatch.hf_dense import DenseSizes
 from dispatch.spec import AttentionSpec
@@ -22,6 +22,11 @@ CPU = torch.device("cpu")
 SIZES = DenseSizes(hidden_size=32, intermediate_size=48)
 MAX_KV = 12  # 3 pages of 4
 LAYERS = 2
+
+
+def begun(impl: DecodeImpl, inputs: StepInputs) -> Attend:
+    impl.begin_step(inputs)
+    return lambda _, *layer: impl.forward(*layer)
 
 
 class Model:
@@ -40,7 +45,7 @@ class Model:
         self.inputs.lengths_host.copy_(torch.tensor(lengths))
         self.inputs.lengths.copy_(self.inputs.lengths_host)
         self.impl.plan(self.inputs)
-        return self.stack.step(self.impl, self.inputs, self.pool.kv_caches, hidden)
+        return self.stack.step(begun(self.impl, self.inputs), self.inputs, self.pool.kv_caches, hidden)
 
 
 # --- numbers
@@ -115,7 +120,7 @@ def test_activations_keep_their_size_over_many_layers():
     pool.load(inputs, [9, 4])
     impl = TorchSdpa().build(spec, 2, MAX_KV, torch.empty(0), {})
     impl.plan(inputs)
-    out = stack.step(impl, inputs, pool.kv_caches, stack.hidden(2))
+    out = stack.step(begun(impl, inputs), inputs, pool.kv_caches, stack.hidden(2))
     # each product adds about a unit normal to the residual at most: a variance of 1 + 2 x 16 layers
     assert 1 < float(out.float().std()) < 2 * math.sqrt(1 + 2 * 16)
 
@@ -154,32 +159,29 @@ def test_each_layer_has_weights_of_its_own_and_writes_a_cache_of_its_own():
 def test_a_stack_and_caches_of_different_counts_are_refused():
     model = Model(batch=1)
     with pytest.raises(ValueError, match="zip"):
-        model.stack.step(model.impl, model.inputs, model.pool.kv_caches[:1], model.stack.hidden(1))
+        model.stack.step(begun(model.impl, model.inputs), model.inputs, model.pool.kv_caches[:1], model.stack.hidden(1))
 
 
 # --- as a graph captures it
 
 
-class Recorded(DecodeImpl):
+class Recorded:
     def __init__(self) -> None:
-        self.calls: list[str] = []
+        self.layers: list[int] = []
 
-    def begin_step(self, inputs: StepInputs) -> None:
-        self.calls.append("begin_step")
-
-    def forward(self, q, kv_cache, out, sinks=None) -> None:
+    def attend(self, layer, q, kv_cache, out) -> None:
         assert q.is_contiguous()  # XQA would copy another; the harness's is contiguous
         assert out.is_contiguous()
-        self.calls.append("forward")
+        self.layers.append(layer)
         out.fill_(1.0)
 
 
-def test_a_step_begins_once_and_attends_once_a_layer_and_leaves_its_input_as_it_was():
-    model, impl = Model(batch=2), Recorded()
+def test_a_step_attends_once_a_layer_in_order_and_leaves_its_input_as_it_was():
+    model, recorded = Model(batch=2), Recorded()
     hidden = model.stack.hidden(2)
     before = hidden.clone()
-    model.stack.step(impl, model.inputs, model.pool.kv_caches, hidden)
-    assert impl.calls == ["begin_step", *["forward"] * LAYERS]
+    model.stack.step(recorded.attend, model.inputs, model.pool.kv_caches, hidden)
+    assert recorded.layers == list(range(LAYERS))
     assert torch.equal(hidden, before)
 
 
@@ -194,5 +196,5 @@ def test_no_operation_of_a_step_needs_a_number_on_the_host_or_has_a_shape_that_d
             mode.from_tensor(model.inputs.lengths),
             mode.from_tensor(model.inputs.block_table),
         )
-        out = model.stack.step(Recorded(), inputs, model.pool.kv_caches, hidden)
+        out = model.stack.step(Recorded().attend, inputs, model.pool.kv_caches, hidden)
     assert tuple(out.shape) == (2, SIZES.hidden_size)

@@ -128,7 +128,7 @@ def test_plan_runs_before_every_step_and_begin_step_before_every_layer(tmp_path)
     engine, a, b = Engine(), backend("a"), backend("b")
     runner = runner_of(engine, tmp_path, a, b, boxes=EVERYWHERE)
     runner.trigger_init_capture()
-    impl = next(impl for impl in b.built if impl is runner.ready[2, (Candidate("b"),)].built.impls[0])
+    impl = next(impl for impl in b.built if impl is runner.serving.ready[2, (Candidate("b"),)].built.impls[0])
     impl.calls.clear()
     for _ in range(3):
         runner.run(*engine.request([9, 33]))
@@ -153,7 +153,9 @@ def test_each_layer_group_has_a_plan_of_its_own(tmp_path):
     short, long = runner.run(*engine.request([9, 9])).clone(), runner.run(*engine.request([40, 40]))
     assert served_by(runner) == {(2, "b"): 1}
     assert runner.counts.misses == {(2, OUTSIDE): 1}  # of the first group; the second has its own
-    assert any(impl.calls.count("forward") for impl in runner.ready[2, (Candidate("a"), Candidate("b"))].built.impls)
+    assert any(
+        impl.calls.count("forward") for impl in runner.serving.ready[2, (Candidate("a"), Candidate("b"))].built.impls
+    )
     torch.testing.assert_close(short, eager(engine, [9, 9]), rtol=1e-5, atol=1e-5)
     assert long.isfinite().all()
 
@@ -317,7 +319,7 @@ def test_a_variant_that_cannot_plan_while_serving_is_not_used_again_and_the_defa
     def plan(inputs):
         raise RuntimeError("Buffer overflow, and more")
 
-    runner.ready[2, (Candidate("b"),)].built.impls[0].plan = plan
+    runner.serving.ready[2, (Candidate("b"),)].built.impls[0].plan = plan
     for _ in range(2):
         torch.testing.assert_close(runner.run(*engine.request([9, 33])), eager(engine, [9, 33]))
     assert runner.counts.misses == {

@@ -167,7 +167,9 @@ class Clock:
         impl, inputs = work.args[:2]
         self.captured_at.append(tuple(inputs.lengths.tolist()))
         assert impl.calls[-1] == "plan"
+        done = len(impl.calls)
         work()
+        assert impl.calls[done:] == ["begin_step", *["forward"] * 2]  # of a stack of two layers
 
         def time():
             name = impl.name

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import linear, rms_norm, silu
 
-from dispatch.backends.base import DecodeImpl, KVCache
+from dispatch.backends.base import KVCache
 from dispatch.bench.pool import raw_bits
 from dispatch.dtypes import TORCH_DTYPES
 from dispatch.hf_dense import DenseSizes
@@ -19,6 +19,7 @@ from dispatch.step import StepInputs
 EPSILON = 1e-6
 ROPE_BASE = 10000.0
 
+Attend = Callable[[int, torch.Tensor, KVCache, torch.Tensor], None]
 Slots = tuple[torch.Tensor, torch.Tensor]
 """Of each row's new token: its page, and its place there; int64 [batch]."""
 
@@ -63,24 +64,24 @@ class ModelStack:
         return self._normal(batch, self.sizes.hidden_size)
 
     def step(
-        self, impl: DecodeImpl, inputs: StepInputs, kv_caches: Sequence[KVCache], hidden: torch.Tensor
+        self, attend: Attend, inputs: StepInputs, kv_caches: Sequence[KVCache], hidden: torch.Tensor
     ) -> torch.Tensor:
-        """A whole step of one new token a row: begin_step, then every layer over the KV cache of its own.
+        """A whole step of one new token a row: every layer over the KV cache of its own.
 
-        Returns the last hidden states, [batch, hidden_size]; leaves `hidden` as it is. A CUDA graph can capture it:
-        positions and pages are read on the device, so that a replay takes those that `inputs` then holds.
+        attend(layer, q, kv_cache, out) is the attention, begun for this step. Returns the last hidden states,
+        [batch, hidden_size]; leaves `hidden` as it is. A CUDA graph can capture it: positions and pages are read on the
+        device, so that a replay takes those that `inputs` then holds.
         """
-        impl.begin_step(inputs)
         position = inputs.lengths.long() - 1
         column = position // self.spec.page_size
         slots = inputs.block_table.gather(1, column[:, None])[:, 0].long(), position % self.spec.page_size
         cos, sin = (table.index_select(0, position)[:, None] for table in (self.cos, self.sin))
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+        for i, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True)):
             normed = rms_norm(hidden, hidden.shape[1:], layer.attention_norm, EPSILON)
             q, k, v = self._heads(linear(normed, layer.qkv))
             self._write(kv_cache, slots, _rotated(k, cos, sin), v)
             attended = hidden.new_empty(len(hidden), self.spec.num_qo_heads, self.spec.head_dim_vo)
-            impl.forward(_rotated(q, cos, sin), kv_cache, attended)
+            attend(i, _rotated(q, cos, sin), kv_cache, attended)
             hidden = hidden + linear(attended.flatten(1), layer.output)
             normed = rms_norm(hidden, hidden.shape[1:], layer.mlp_norm, EPSILON)
             gate, up = linear(normed, layer.gate_up).chunk(2, dim=1)

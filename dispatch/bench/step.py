@@ -15,9 +15,14 @@ from dispatch.bench.lookup import random_plan
 from dispatch.candidate import Candidate
 from dispatch.device import DeviceFingerprint
 from dispatch.engine.buffers import StepBuffers
-from dispatch.engine.builder import Builder
+from dispatch.engine.builder import Builder, BuiltStep
+from dispatch.engine.capture import Ready
+from dispatch.engine.choose import Choice
+from dispatch.engine.counts import Counts
 from dispatch.engine.groups import LayerGroup
 from dispatch.engine.prepare import batch_of
+from dispatch.engine.serving import Serving
+from dispatch.engine.variants import Variant
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
 
@@ -28,7 +33,7 @@ BUCKETS_IN_PLAN, BOXES = 20, 3
 
 @dataclass(frozen=True)
 class StepCost:
-    """Microseconds on the host, medians: the refresh, the choice, and plan() of each backend that serves the layer."""
+    """Microseconds on the host, medians: the refresh, the choice and its count, plan() of each eligible backend."""
 
     batch: int
     refresh_us: float
@@ -43,7 +48,7 @@ def step_cost(spec: AttentionSpec, batch: int, device: DeviceFingerprint, backen
     buffers = StepBuffers([group], (batch,), LONGEST, 0, torch_device)
     table = torch.zeros(batch - 1, spec.max_pages(LONGEST), dtype=torch.int32, device=torch_device)
     lengths = [torch.randint(1, LONGEST, (batch - 1,), dtype=torch.int32) for _ in range(REPEATS)]
-    plan = random_plan(random.Random(0), BUCKETS_IN_PLAN, BOXES)
+    serving = _serving(group, buffers, batch)
 
     refresh_us = _median_us(lambda step: buffers.refresh(batch, lengths[step], [table]), torch_device)
     inputs = buffers.inputs(batch)
@@ -52,15 +57,27 @@ def step_cost(spec: AttentionSpec, batch: int, device: DeviceFingerprint, backen
         if backends.support(name, spec, device).ok:
             plan_us = _plan_us(name, group, batch, inputs, backends, torch_device)
             plans[name] = plan_us
-    return StepCost(
-        batch, refresh_us, _median_us(lambda step: plan.lookup(*batch_of(lengths[step])), torch_device), plans
-    )
+    choose_us = _median_us(lambda step: serving.choose(batch, batch_of(lengths[step])), torch_device)
+    return StepCost(batch, refresh_us, choose_us, plans)
+
+
+def _serving(group: LayerGroup, buffers: StepBuffers, batch: int) -> Serving:
+    """A plan of a usual size, with everything that it names captured for the bucket, the default among it."""
+    table = random_plan(random.Random(0), BUCKETS_IN_PLAN, BOXES)
+    names = sorted({entry.backend for entry in table.entries})
+    ready = Ready(BuiltStep(_no_step, (), buffers.inputs(batch), [group], {}), lambda: None)
+    captured: dict[tuple[int, Variant], Ready] = {(batch, (Candidate(name),)): ready for name in names}
+    return Serving([Choice(Candidate(names[0]), None, table)], captured, Counts())
+
+
+def _no_step(*_: object) -> None:
+    """In the place of an engine's."""
 
 
 def _plan_us(
     name: str, group: LayerGroup, batch: int, inputs: tuple[StepInputs, ...], backends: Registry, device: torch.device
 ) -> float:
-    builder = Builder(lambda inputs, attend: None, [group], LONGEST, backends, device)
+    builder = Builder(_no_step, [group], LONGEST, backends, device)
     variant = (Candidate(name),)
     builder.reserve([(batch, variant)])
     built = builder.build(batch, variant, inputs)

@@ -105,8 +105,13 @@ class TruthBench(Bench):
         recording = self.timer.record(impl, inputs, chain)
         if impl.needs_plan:
             impl.plan(inputs)
-        work = partial(self.stack.step, impl, inputs, self.pool.kv_caches[: len(self.stack.layers)], hidden)
+        work = partial(self._step, impl, inputs, hidden)
         return _Arm(index, name, impl, recording, work, self.prepare(work))
+
+    def _step(self, impl: DecodeImpl, inputs: StepInputs, hidden: torch.Tensor) -> torch.Tensor:
+        impl.begin_step(inputs)
+        caches = self.pool.kv_caches[: len(self.stack.layers)]
+        return self.stack.step(lambda _, *layer: impl.forward(*layer), inputs, caches, hidden)
 
     def _cell(
         self,

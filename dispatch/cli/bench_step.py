@@ -35,7 +35,7 @@ def step(model: str, tp: int, page_size: int, batch: int, as_json: bool) -> None
     table.add_column("what")
     table.add_column("us a step", justify="right")
     table.add_row("lengths and block table into the graph's buffers", f"{cost.refresh_us:.1f}")
-    table.add_row("mean and maximum of the lengths, and the lookup", f"{cost.choose_us:.1f}")
+    table.add_row("mean and maximum of the lengths, lookup, and count", f"{cost.choose_us:.1f}")
     for name, plan_us in cost.plan_us.items():
         table.add_row(f"plan() of {name}", f"{plan_us:.1f}")
     console().print(table)

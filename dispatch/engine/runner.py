@@ -16,17 +16,18 @@ from dispatch.device import current_device
 from dispatch.engine.above import AboveBuckets
 from dispatch.engine.buffers import StepBuffers
 from dispatch.engine.builder import Builder, Step
-from dispatch.engine.capture import Capturer, Ready
+from dispatch.engine.capture import Capturer
 from dispatch.engine.choose import choose
 from dispatch.engine.counts import Counts
 from dispatch.engine.graphs import CudaGraphs, EagerSteps, Graphs
 from dispatch.engine.groups import EngineFacts, LayerGroup, check_layers
 from dispatch.engine.guards import start_refusal, step_refusal
 from dispatch.engine.output import rows
-from dispatch.engine.prepare import ABOVE_BUCKETS, OUTSIDE, batch_of
+from dispatch.engine.prepare import ABOVE_BUCKETS, batch_of
 from dispatch.engine.report import CaptureReport, named
+from dispatch.engine.serving import Serving
 from dispatch.engine.variants import Variant, extra_variants
-from dispatch.errors import ConfigError, one_line
+from dispatch.errors import ConfigError
 from dispatch.request import TuneRequest
 from dispatch.traits import EngineTraits
 
@@ -104,16 +105,17 @@ class DecodeGraphRunner:
         buckets, longest = self.request.buckets, self.request.max_seq_len
         self.choices = choose(self.groups, self.request, self.fingerprint, self.backends, refusal)
         gc.collect()  # what tuning has left is not to lie in the engine's way
-        self.defaults: Variant = tuple(choice.default for choice in self.choices)
+        defaults: Variant = tuple(choice.default for choice in self.choices)
         self.buffers = StepBuffers(self.groups, buckets, longest, self.reserved_page, self.device)
-        report = CaptureReport(refusal, named(self.defaults), [choice.why for choice in self.choices])
+        report = CaptureReport(refusal, named(defaults), [choice.why for choice in self.choices])
         builder = Builder(self.step, self.groups, longest, self.backends, self.device)
-        self.above = AboveBuckets(builder, self.defaults, self.reserved_page)
+        self.above = AboveBuckets(builder, defaults, self.reserved_page)
         graphs: Graphs = CudaGraphs(self.device) if self.device.type == "cuda" else EagerSteps()
-        capturer = Capturer(builder, self.buffers, graphs, self.defaults, report)
+        capturer = Capturer(builder, self.buffers, graphs, defaults, report)
         plans = [choice.plan for choice in self.choices]
-        wanted = {bucket: extra_variants(plans, self.defaults, bucket) for bucket in buckets}
-        self.ready = capturer.capture(wanted, self.config.capture_budget_s, self.config.capture_budget_mib)
+        wanted = {bucket: extra_variants(plans, defaults, bucket) for bucket in buckets}
+        ready = capturer.capture(wanted, self.config.capture_budget_s, self.config.capture_budget_mib)
+        self.serving = Serving(self.choices, ready, self.counts)
         for line in report.lines():
             _log.info("%s", line)
         return report
@@ -144,7 +146,7 @@ class DecodeGraphRunner:
             self.counts.missed(0, ABOVE_BUCKETS)
             return self.above.run(lengths_host, block_tables, lengths)
         self.buffers.refresh(bucket, lengths_host, block_tables, lengths)
-        ready = self._planned(bucket, self._choose(bucket, batch))
+        ready = self.serving.planned(bucket, self.serving.choose(bucket, batch))
         return rows(ready.replay(), live)
 
     def _checked(
@@ -167,33 +169,3 @@ class DecodeGraphRunner:
                     f"a block table of shape {list(table.shape)}: must be [{live}, {pages} to {most} pages]"
                 )
         return batch
-
-    def _choose(self, bucket: int, batch: tuple[int, int, int]) -> tuple[Variant, Ready]:
-        """The variant that the plans name for the batch, where it is captured; else the default."""
-        default = self.defaults, self.ready[bucket, self.defaults]
-        if all(choice.table is None for choice in self.choices):
-            return default
-        found = [choice.named(batch) for choice in self.choices]
-        variant = tuple(one or choice.default for one, choice in zip(found, self.choices, strict=True))
-        ready = self.ready.get((bucket, variant))
-        if None in found:
-            self.counts.missed(bucket, OUTSIDE)
-        elif ready is None:
-            self.counts.missed(bucket, f"{named(variant)} is planned and not available")
-        else:
-            self.counts.hit(bucket, named(variant))
-        return default if ready is None else (variant, ready)
-
-    def _planned(self, bucket: int, chosen: tuple[Variant, Ready]) -> Ready:
-        """After plan(), where needed. A variant that cannot plan has launched nothing yet, and is not used again."""
-        variant, ready = chosen
-        try:
-            ready.built.plan()
-        except Exception as error:
-            if variant == self.defaults:
-                raise
-            del self.ready[bucket, variant]
-            self.counts.missed(bucket, f"{named(variant)} could not plan: {one_line(error)}")
-            ready = self.ready[bucket, self.defaults]
-            ready.built.plan()
-        return ready

@@ -9,13 +9,10 @@ import argparse
 import gc
 import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import torch
 
@@ -25,8 +22,8 @@ from dispatch.device import current_device
 from dispatch.errors import one_line
 from smoke.facts import build, clock, from_samples, kernels, plan
 from smoke.facts.table import Found, show
+from smoke.versions import versions
 
-LIBRARIES = ("torch", "flashinfer-python", "tokenspeed-fa3", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13")
 CLOCKS = "clocks"  # always first: it wants a card that nothing has loaded yet
 ON_GPU: dict[str, Callable[[CudaTimer], Found]] = {
     CLOCKS: clock.clocks,
@@ -44,7 +41,7 @@ class Report:
     """What was found so far, written after each fact: a later one may take the process with it."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.device, self.versions = path, current_device().describe(), _versions()
+        self.path, self.device, self.versions = path, current_device().describe(), versions()
         self.found: dict[str, Found] = {}
         self.failed: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
@@ -73,18 +70,6 @@ class Report:
             },
         }
         write_atomically(self.path, json.dumps(body, indent=1).encode())
-
-
-def _versions() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for library in LIBRARIES:
-        try:
-            found[library] = version(library)
-        except PackageNotFoundError:
-            found[library] = None
-    with suppress(RuntimeError):  # torch found another cuDNN than it was built for
-        found["cudnn"] = torch.backends.cudnn.version()
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,27 @@
+"""Batches of a trace: the KV lengths of a full batch at random decode steps."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dispatch.bench.profiles import FromTrace
+from dispatch.bench.trace import Trace
+
+SEED = 4
+TRIES = 50  # for each batch that is wanted; a server admits no batch that does not fit into its KV cache
+
+
+def batches(
+    trace: Trace, batch: int, count: int, longest: int, num_pages: int, page_size: int
+) -> tuple[NDArray[np.int64], float]:
+    """Lengths, int64 [at most `count`, batch], of batches that fit into so many pages, and the share that does.
+
+    As a server sees them that replaces a finished request by the next (FromTrace). Requests longer than `longest`
+    tokens are cut to it.
+    """
+    rng = np.random.default_rng([SEED, batch])
+    drawn = FromTrace(trace).draw(rng, (count * TRIES, batch))
+    lengths = np.clip(drawn, 1, longest).astype(np.int64)
+    fits = (-(-lengths // page_size)).sum(axis=1) <= num_pages
+    return lengths[fits][:count], float(fits.mean())
