@@ -30,6 +30,26 @@ struct PlanEntry {
 
 bool operator==(const PlanEntry& a, const PlanEntry& b);
 
+// What a plan is asked for a step: its live rows, their mean KV length, rounded up, and the longest, in tokens.
+struct Batch {
+  std::int64_t batch_size = 0;
+  std::int64_t mean_kv = 0;
+  std::int64_t max_kv = 0;
+};
+
+// Of the KV lengths of a step's live rows, the new token included. No rows: all 0, which is in no plan.
+inline Batch batch_of(const std::int32_t* lengths, std::size_t rows) {
+  Batch batch;
+  std::int64_t sum = 0;
+  for (std::size_t i = 0; i < rows; ++i) {
+    sum += lengths[i];
+    if (lengths[i] > batch.max_kv) batch.max_kv = lengths[i];
+  }
+  batch.batch_size = static_cast<std::int64_t>(rows);
+  if (rows > 0) batch.mean_kv = (sum + batch.batch_size - 1) / batch.batch_size;
+  return batch;
+}
+
 // Filled by one thread with set(), then frozen. A frozen plan never changes again, so any number of threads
 // may read it without a lock.
 class BackendPlan {
@@ -46,8 +66,7 @@ class BackendPlan {
   // Builds the index that lookup() reads. Freezing twice is harmless.
   void freeze();
 
-  // The entry for a step of `batch_size` live rows, mean_kv = ceil(sum of lengths / rows) and max_kv tokens:
-  // of the smallest bucket that holds the batch, the box around (mean_kv, max_kv). nullptr is a miss: use the
+  // The entry for a step, as batch_of() describes it: of the smallest bucket that holds the batch, the box around (mean_kv, max_kv). nullptr is a miss: use the
   // default. The entry lives as long as the plan. Allocates nothing. Throws PlanError before freeze().
   const PlanEntry* lookup(std::int64_t batch_size, std::int64_t mean_kv, std::int64_t max_kv) const;
 

@@ -133,6 +133,17 @@ std::int64_t kernel_page_size(std::int64_t block_size) {
   }
 }
 
+py::tuple batch_of(const py::buffer& lengths) {
+  const py::buffer_info info = lengths.request();
+  if (info.ndim != 1 || !info.item_type_is_equivalent_to<std::int32_t>() ||
+      info.strides[0] != static_cast<py::ssize_t>(sizeof(std::int32_t))) {
+    throw py::value_error("the lengths of a batch are contiguous 32-bit integers in one dimension");
+  }
+  const auto batch = decode_dispatch::batch_of(static_cast<const std::int32_t*>(info.ptr),
+                                               static_cast<std::size_t>(info.shape[0]));
+  return py::make_tuple(batch.batch_size, batch.mean_kv, batch.max_kv);
+}
+
 void translate(std::exception_ptr raised) {
   try {
     if (raised) std::rethrow_exception(raised);
@@ -188,6 +199,9 @@ PYBIND11_MODULE(_core, m) {
 
   m.def("lookup_ns", &lookup_ns, py::arg("plan"), py::arg("queries"), py::arg("repeats"),
         "Nanoseconds per C++ lookup over (batch_size, mean_kv, max_kv) triples, passed `repeats` times.");
+
+  m.def("batch_of", &batch_of, py::arg("lengths"),
+        "What a plan is asked: rows, their mean KV length rounded up, the longest. `lengths`: int32 [rows].");
 
   m.def("kernel_page_size", &kernel_page_size, py::arg("block_size"),
         "The kernels' page for an engine's block size, both in tokens: the largest of 128, 64, 32 and 16 that "

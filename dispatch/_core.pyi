@@ -5,6 +5,9 @@ csrc/backend_plan.h and csrc/page_size.h have the contracts.
 
 from collections.abc import Sequence
 
+from numpy import int32
+from numpy.typing import NDArray
+
 class PlanEntry:
     """One box of a bucket; bounds in KV tokens, inclusive. `tactic` is text like "num_splits=4", or empty."""
 
@@ -81,6 +84,12 @@ class BackendPlan:
 
 def lookup_ns(plan: BackendPlan, queries: Sequence[tuple[int, int, int]], repeats: int) -> float:
     """Nanoseconds per C++ lookup over (batch_size, mean_kv, max_kv) triples, passed `repeats` times."""
+
+def batch_of(lengths: NDArray[int32]) -> tuple[int, int, int]:
+    """What a plan is asked: rows, their mean KV length rounded up, the longest. `lengths`: int32 [rows].
+
+    No rows: all 0, which is in no plan. Raises ValueError for anything but contiguous int32 in one dimension.
+    """
 
 def kernel_page_size(block_size: int) -> int:
     """The kernels' page for an engine's block size, both in tokens: the largest of 128, 64, 32 and 16 that divides it.

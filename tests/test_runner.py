@@ -465,6 +465,21 @@ def test_what_a_step_returns_may_have_any_shape(tmp_path, kind):
     assert len(runner.run(*engine.request([9, 33, 5]))) == 3
 
 
+def test_rows_in_which_two_eager_steps_differ_are_not_compared(tmp_path):
+    """As where rows of different tokens write to one slot of the reserved page, and chance decides which stays."""
+    engine, b = Engine(), backend("b")
+    whole = engine.step
+
+    def step(inputs, attend):
+        out = whole(inputs, attend)
+        out[1:] *= engine.steps % 4 - 1.5  # no two steps in turn alike
+        return out
+
+    engine.step = step
+    runner = runner_of(engine, tmp_path, backend("a"), b, boxes=EVERYWHERE)
+    assert [v.dropped for v in runner.trigger_init_capture().variants] == [""] * 4
+
+
 @pytest.mark.parametrize("method", ["workspace_bytes", "build"])
 def test_a_planned_backend_that_breaks_its_word_after_the_plan_was_stored_costs_its_variant_alone(tmp_path, method):
     engine, b = Engine(), backend("b")

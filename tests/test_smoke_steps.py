@@ -46,7 +46,7 @@ def test_no_batch_where_none_fits_and_all_where_all_do_and_none_longer_than_serv
 
 
 def test_a_gain_is_the_time_without_over_the_time_with_it():
-    step = StepTimes(10, 20, "fa3", {ON: 2.0, OFF: 3.0, AGAIN: 4.0})
+    step = StepTimes(10, 20, "fa3", {ON: 2.0, OFF: 3.0, AGAIN: 4.0}, {})
     assert (step.gain, step.twin) == (1.5, 0.75)
     assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
 

@@ -60,10 +60,9 @@ class PagedPool:
 
     def inputs(self, bucket: int, max_kv: int) -> StepInputs:
         """Buffers for a bucket, all rows of length 1 on the reserved page."""
-        pinned = self.device.type == "cuda"
         return StepInputs(
             num_live=bucket,
-            lengths_host=torch.ones(bucket, dtype=torch.int32, pin_memory=pinned),
+            lengths_host=torch.ones(bucket, dtype=torch.int32),
             lengths=torch.ones(bucket, dtype=torch.int32, device=self.device),
             block_table=torch.full(
                 (bucket, self.spec.max_pages(max_kv)), RESERVED_PAGE, dtype=torch.int32, device=self.device

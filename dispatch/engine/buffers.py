@@ -22,16 +22,15 @@ class StepBuffers:
         device: torch.device,
     ) -> None:
         """`reserved_page`: where padding rows read and write; no request ever has it."""
-        on_gpu, rows = device.type == "cuda", buckets[-1]
+        rows = buckets[-1]
         self.groups, self.reserved_page = tuple(groups), reserved_page
-        self.lengths_host = torch.ones(rows, dtype=torch.int32, pin_memory=on_gpu)
+        self.lengths_host = torch.ones(rows, dtype=torch.int32)
         self._host_values = self.lengths_host.numpy()  # the same memory, at a third of the time a write
         self.lengths = torch.ones(rows, dtype=torch.int32, device=device)
         shapes = [(rows, group.spec.max_pages(max_seq_len)) for group in groups]
         self.tables = [torch.full(shape, reserved_page, dtype=torch.int32, device=device) for shape in shapes]
         self._used = 0  # rows of the tables that hold requests' pages
         self._inputs = {bucket: self._of(bucket) for bucket in buckets}
-        self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
     def inputs(self, bucket: int) -> tuple[StepInputs, ...]:
         """Of each layer group; the same objects at every step."""
@@ -47,25 +46,23 @@ class StepBuffers:
         """Put a step's requests into the first rows, and rows of length 1 on the reserved page behind them.
 
         lengths_host: int32 [live], on the host. block_tables: of each group, int32 [live, pages], on the device.
-        lengths: int32 [live], on the device, where the host's are only upper bounds. Waits for no device, but for the
-        copy of the step before.
+        lengths: int32 [live], on the device, where the host's are only upper bounds. Waits for no device.
         """
         live = len(lengths_host)
+        self._host_values[:live] = lengths_host.numpy()
+        self._host_values[live:bucket] = 1
+        mine = self._inputs[bucket][0]
         if lengths is None:
-            if self._copied is not None:
-                self._copied.synchronize()  # the copy of the step before still reads what is written now
-            self._fill_host(live, bucket, lengths_host)
-            self.lengths[:bucket].copy_(self.lengths_host[:bucket], non_blocking=True)
-            if self._copied is not None:
-                self._copied.record()
+            # Of memory that is not pinned, the driver has taken a copy when this returns: nothing is to be waited for
+            # before the next step writes there, and it costs half of a pinned copy with its event.
+            mine.lengths.copy_(mine.lengths_host, non_blocking=True)
         else:
-            self._fill_host(live, bucket, lengths_host)
             self.lengths[:live].copy_(lengths)
             self.lengths[live:bucket].fill_(1)
-        for mine, theirs in zip(self.tables, block_tables, strict=True):
-            mine[:live, : theirs.shape[1]].copy_(theirs)
+        for table, theirs in zip(self.tables, block_tables, strict=True):
+            table[:live, : theirs.shape[1]].copy_(theirs)
             if live < self._used:  # the rows behind are on the reserved page already
-                mine[live : self._used].fill_(self.reserved_page)
+                table[live : self._used].fill_(self.reserved_page)
         self._used = live
         for inputs in self._inputs[bucket]:
             inputs.num_live = live
@@ -80,10 +77,6 @@ class StepBuffers:
         self._used = 0
         for inputs in self._inputs[bucket]:
             inputs.num_live = bucket
-
-    def _fill_host(self, live: int, bucket: int, lengths_host: torch.Tensor) -> None:
-        self._host_values[:live] = lengths_host.numpy()
-        self._host_values[live:bucket] = 1
 
     def _of(self, bucket: int) -> tuple[StepInputs, ...]:
         host, device = self.lengths_host[:bucket], self.lengths[:bucket]

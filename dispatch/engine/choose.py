@@ -30,13 +30,6 @@ class Choice:
     table: BackendPlan | None = None
     why: str = ""
 
-    def named(self, batch: tuple[int, int, int]) -> Candidate | None:
-        """What the plan names for (live rows, mean KV, max KV); without a plan the default, without an entry None."""
-        if self.table is None:
-            return self.default
-        entry = self.table.lookup(*batch)
-        return None if entry is None else Candidate(entry.backend, entry.tactic)
-
 
 def choose(
     groups: Sequence[LayerGroup],

@@ -6,6 +6,7 @@ from bisect import bisect_left
 
 import torch
 
+from dispatch import _core
 from dispatch._core import BackendPlan
 from dispatch.backends.base import DecodeImpl
 from dispatch.candidate import Candidate
@@ -37,9 +38,7 @@ class BuiltImpls(Counts):
 
 def batch_of(lengths_host: torch.Tensor) -> tuple[int, int, int]:
     """What a plan is asked: live rows, their mean KV length (rounded up), the longest. int32 [live], at least one."""
-    values = lengths_host.numpy()
-    live = len(values)
-    return live, -(-int(values.sum()) // live), int(values.max())
+    return _core.batch_of(lengths_host.numpy())
 
 
 def prepare_fmha_impl(inputs: StepInputs, plan: BackendPlan, impls: BuiltImpls, default: DecodeImpl) -> DecodeImpl:

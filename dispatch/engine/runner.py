@@ -87,7 +87,8 @@ class DecodeGraphRunner:
     def trigger_init_capture(self) -> CaptureReport:
         """Load the plan or tune, build, capture the largest bucket first, check. A second call does nothing more.
 
-        Call it before the first request, while the engine's own buffers hold the same in every row. Raises ConfigError
+        Call it before the first request, with the same in every row of the engine's own buffers: where rows differ in
+        what they write to the reserved page, the check of the graphs can compare less. Raises ConfigError
         once requests are being served, ConfigError and MeasureError where not even a default serves a group, and what
         the engine's own step raises.
         """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dispatch._core import PlanEntry
+from dispatch.candidate import Candidate
 from dispatch.engine.capture import Ready
 from dispatch.engine.choose import Choice
 from dispatch.engine.counts import Counts
@@ -20,23 +22,29 @@ class Serving:
         """`ready`: by bucket and variant, every bucket's default among them."""
         self.choices, self.ready, self.counts = tuple(choices), dict(ready), counts
         self.defaults: Variant = tuple(choice.default for choice in choices)
-        self._has_plan = any(choice.table is not None for choice in choices)
-        self._names: dict[Variant, str] = {}
+        self._tables = [choice.table for choice in choices]
+        self._has_plan = any(table is not None for table in self._tables)
+        # By bucket and the entries' identities, which live as long as their tables: to hash one would make its strings.
+        self._known: dict[tuple[int, ...], tuple[Variant, str, str]] = {}
 
     def choose(self, bucket: int, batch: tuple[int, int, int]) -> Variant:
-        """The variant that the plans name for (live rows, mean KV, max KV), where it is captured; else the default."""
+        """The variant that the plans name for (live rows, mean KV, max KV), where it is captured; else the default.
+
+        A few calls and no more: in a step that follows milliseconds of other work, every line of Python here is cold.
+        """
         if not self._has_plan:
             return self.defaults
-        found = [choice.named(batch) for choice in self.choices]
-        variant = tuple(one or choice.default for one, choice in zip(found, self.choices, strict=True))
-        is_ready = (bucket, variant) in self.ready
-        if None in found:
-            self.counts.missed(bucket, OUTSIDE)
-        elif not is_ready:
-            self.counts.missed(bucket, f"{self._named(variant)} is planned and not available")
+        entries = [None if table is None else table.lookup(*batch) for table in self._tables]
+        key = (bucket, *map(id, entries))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._resolve(bucket, entries)
+        variant, hit, miss = known
+        if hit:
+            self.counts.hit(bucket, hit)
         else:
-            self.counts.hit(bucket, self._named(variant))
-        return variant if is_ready else self.defaults
+            self.counts.missed(bucket, miss)
+        return variant
 
     def planned(self, bucket: int, variant: Variant) -> Ready:
         """After plan(), where needed. A variant that cannot plan has launched nothing yet, and is not used again."""
@@ -47,12 +55,22 @@ class Serving:
             if variant == self.defaults:
                 raise
             del self.ready[bucket, variant]
-            self.counts.missed(bucket, f"{self._named(variant)} could not plan: {one_line(error)}")
+            self._known.clear()
+            self.counts.missed(bucket, f"{named(variant)} could not plan: {one_line(error)}")
             ready = self.ready[bucket, self.defaults]
             ready.built.plan()
         return ready
 
-    def _named(self, variant: Variant) -> str:
-        if variant not in self._names:
-            self._names[variant] = named(variant)
-        return self._names[variant]
+    def _resolve(self, bucket: int, entries: Sequence[PlanEntry | None]) -> tuple[Variant, str, str]:
+        """The variant to serve with, and what is counted: a hit, or a miss."""
+        variant = tuple(
+            choice.default if entry is None else Candidate(entry.backend, entry.tactic)
+            for entry, choice in zip(entries, self.choices, strict=True)
+        )
+        is_ready = (bucket, variant) in self.ready
+        served = variant if is_ready else self.defaults
+        if any(entry is None and table is not None for entry, table in zip(entries, self._tables, strict=True)):
+            return served, "", OUTSIDE
+        return (
+            (served, named(variant), "") if is_ready else (served, "", f"{named(variant)} is planned and not available")
+        )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from dispatch.errors import DispatchError
 from dispatch.hf_dense import read_dense
 from dispatch.models import load_fields, load_model
 from smoke.steps.engine import StackEngine
-from smoke.steps.times import ARMS, ON, StepTimes, geometric_mean, time_steps
+from smoke.steps.times import ARMS, OFF, ON, StepTimes, geometric_mean, time_steps
 from smoke.steps.traffic import batches
 from smoke.versions import versions
 
@@ -114,6 +115,7 @@ def _summed(times: Sequence[StepTimes]) -> dict[str, Any]:
         "worst": min(gains),
         "twin": geometric_mean(twins),
         "twin_worst": min(twins),
+        "host_us": {arm: statistics.median(t.host_us[arm] for t in times) for arm in ARMS},
         "batches": [{**asdict(t), "gain": t.gain, "twin": t.twin} for t in times],
     }
 
@@ -125,7 +127,8 @@ def _line(row: dict[str, Any]) -> str:
     served = {batch["served"] or "the default, outside every box" for batch in row["batches"]}
     return (
         f"{head}: {row['gain']:.3f}x, worst {row['worst']:.3f}x; the default against itself {row['twin']:.3f}x, "
-        f"worst {row['twin_worst']:.3f}x; {', '.join(sorted(served))}"
+        f"worst {row['twin_worst']:.3f}x; host {row['host_us'][ON]:.0f} and {row['host_us'][OFF]:.0f} us; "
+        f"{', '.join(sorted(served))}"
     )
 
 

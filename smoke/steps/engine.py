@@ -32,7 +32,7 @@ class StackEngine:
         self.spec, self.longest, self.tokens, self.device = spec, longest, tokens, device
         self.stack = ModelStack(spec, sizes, spec.num_layers, longest, device)
         self.pool = PagedPool(spec, tokens // spec.page_size, spec.num_layers, device)
-        self.hidden = self.stack.hidden(rows)
+        self.hidden = self.stack.hidden(1).repeat(rows, 1)  # alike, as the runner wants it when it captures
 
     def step(self, inputs: tuple[StepInputs, ...], attend: Attend) -> torch.Tensor:
         """Hidden states after the last layer, [rows, hidden_size]."""

@@ -21,12 +21,14 @@ ARMS = (ON, OFF, AGAIN)
 
 @dataclass(frozen=True)
 class StepTimes:
-    """A batch. `served`: what served it with the switch on. Milliseconds by arm: medians of ROUNDS whole steps."""
+    """A batch. `served`: what served it with the switch on. By arm, medians of ROUNDS whole steps: their milliseconds,
+    and the microseconds until run() returned."""
 
     mean_kv: int
     max_kv: int
     served: str
     ms: Mapping[str, float]
+    host_us: Mapping[str, float]
 
     @property
     def gain(self) -> float:
@@ -50,15 +52,17 @@ def time_steps(
         host, table = torch.from_numpy(lengths.astype(np.int32)), engine.table(lengths)
         before = dict(runners[ON].counts.hits)
         for arm in ARMS:
-            _step_ms(runners[arm], host, table, engine.device)  # what is cold at first is not timed
-        times: dict[str, list[float]] = {arm: [] for arm in ARMS}
+            _step(runners[arm], host, table, engine.device)  # what is cold at first is not timed
+        times: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ARMS}
         for _ in range(ROUNDS):
             for arm in rng.permutation(ARMS).tolist():
-                times[arm].append(_step_ms(runners[arm], host, table, engine.device))
+                times[arm].append(_step(runners[arm], host, table, engine.device))
         hits = runners[ON].counts.hits
         served = [what for (bucket, what), count in hits.items() if count != before.get((bucket, what), 0)]
-        medians = {arm: statistics.median(taken) for arm, taken in times.items()}
-        found.append(StepTimes(round(lengths.mean()), int(lengths.max()), ", ".join(served), medians))
+        ms, host_us = (
+            {arm: statistics.median(t[part] for t in taken) for arm, taken in times.items()} for part in (0, 1)
+        )
+        found.append(StepTimes(round(lengths.mean()), int(lengths.max()), ", ".join(served), ms, host_us))
     return found
 
 
@@ -67,12 +71,16 @@ def geometric_mean(ratios: Sequence[float]) -> float:
     return float(np.exp(np.log(ratios).mean()))
 
 
-def _step_ms(runner: DecodeGraphRunner, host: torch.Tensor, table: torch.Tensor, device: torch.device) -> float:
+def _step(
+    runner: DecodeGraphRunner, host: torch.Tensor, table: torch.Tensor, device: torch.device
+) -> tuple[float, float]:
+    """Milliseconds of a step, and microseconds until run() returned."""
     _wait(device)
     start = perf_counter()
     runner.run(host, [table])
+    returned = perf_counter()
     _wait(device)
-    return (perf_counter() - start) * 1e3
+    return (perf_counter() - start) * 1e3, (returned - start) * 1e6
 
 
 def _wait(device: torch.device) -> None:
