@@ -52,7 +52,8 @@ def test_a_gain_is_the_time_without_over_the_time_with_it():
 
 
 @pytest.fixture
-def files(tmp_path):
+def files(tmp_path, monkeypatch):
+    monkeypatch.setenv("DYN_DECODE_CACHE_DIR", str(tmp_path / "store"))
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 32}
     sizes |= {"intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 4096}
     model, trace = tmp_path / "model.json", tmp_path / "chat.csv"

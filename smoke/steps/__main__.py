@@ -2,8 +2,8 @@
 
     python -m smoke.steps --model qwen3-8b --kv-tokens 640000 --trace azure_2023_conv.csv --out steps.json
 
-The plan is tuned here, on the general length profiles: it has seen none of the traces. Weights are random; a layer is
-plain torch, without the all-reduce of several ranks.
+The plan is tuned on the general length profiles, or read from the store: it has seen none of the traces. Weights are
+random; a layer is plain torch, without the all-reduce of several ranks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import json
 import logging
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -71,25 +70,25 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
     buckets = sorted(set(options.batch))
     engine = StackEngine(spec, sizes, buckets[-1], options.max_seq_len, options.kv_tokens, torch.device(device.kind))
     print(f"{device.describe()}; {options.model}, tp {options.tp}, {spec.describe()}, {spec.num_layers} layers")
-    with tempfile.TemporaryDirectory() as folder:
-        runners, seconds, captures = {}, {}, {}
-        for arm in ARMS:
-            start = monotonic()
-            runners[arm] = engine.runner(buckets, DispatchConfig(enabled=arm == ON, cache_dir=Path(folder)))
-            captures[arm] = runners[arm].trigger_init_capture()
-            seconds[arm] = round(monotonic() - start, 1)
-            print(f"{arm}: ready in {seconds[arm]} s, of which graphs {captures[arm].seconds:.1f} s", flush=True)
-        for variant in captures[ON].variants:
-            print(f"  bucket {variant.bucket}: {variant.variant} {variant.dropped}, {variant.mib:.0f} MiB")
-        rows = []
-        for name, trace in traces.items():
-            for batch in buckets:
-                drawn, share = batches(
-                    trace, batch, options.snapshots, options.max_seq_len, engine.pool.num_pages, spec.page_size
-                )
-                times = time_steps(engine, runners, drawn) if len(drawn) else []
-                rows.append({"trace": name, "batch": batch, "share_that_fits": share, **_summed(times)})
-                print(_line(rows[-1]), flush=True)
+    config = DispatchConfig.from_env()
+    runners, seconds, captures = {}, {}, {}
+    for arm in ARMS:
+        start = monotonic()
+        runners[arm] = engine.runner(buckets, replace(config, enabled=arm == ON))
+        captures[arm] = runners[arm].trigger_init_capture()
+        seconds[arm] = round(monotonic() - start, 1)
+        print(f"{arm}: ready in {seconds[arm]} s, of which graphs {captures[arm].seconds:.1f} s", flush=True)
+    for variant in captures[ON].variants:
+        print(f"  bucket {variant.bucket}: {variant.variant} {variant.dropped}, {variant.mib:.0f} MiB")
+    rows = []
+    for name, trace in traces.items():
+        for batch in buckets:
+            drawn, share = batches(
+                trace, batch, options.snapshots, options.max_seq_len, engine.pool.num_pages, spec.page_size
+            )
+            times = time_steps(engine, runners, drawn) if len(drawn) else []
+            rows.append({"trace": name, "batch": batch, "share_that_fits": share, **_summed(times)})
+            print(_line(rows[-1]), flush=True)
     (choice,) = runners[ON].choices
     return {
         "device": device.to_json(),
