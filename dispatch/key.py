@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 from dispatch.grid import check_buckets
 from dispatch.plainjson import each, field, mapping, shown, text, whole
 from dispatch.spec import AttentionSpec
+
+_SAID = reprlib.Repr()
+_SAID.maxlist = _SAID.maxstring = 64  # all buckets of most engines; not all of a file that is made to be large
+_DEPTH = 3  # of objects in a key; what a file nests deeper is compared as it is
 
 RULE_VERSION = 3  # raised when the deciding rule or the way of measuring changes
 
@@ -34,14 +39,24 @@ def check_key(value: Any) -> dict[str, Any]:
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """One line for each field that differs, in our order."""
+    """One line for each field that differs, in our order; none only where the canonical texts are equal."""
+    if canonical(theirs) == canonical(ours):
+        return []
     a, b = _flat(theirs), _flat(ours)
     names = [*b, *(name for name in a if name not in b)]
     return [
-        f"{name}: the plan has {a.get(name, 'nothing')!r}, here it is {b.get(name, 'nothing')!r}"
+        f"{name if name.isprintable() else shown(name)}: the plan has {_said(a, name)}, here it is {_said(b, name)}"
         for name in names
-        if a.get(name) != b.get(name) or (name in a) != (name in b)
-    ]
+        if _typed(a.get(name)) != _typed(b.get(name)) or (name in a) != (name in b)
+    ] or ["the plan has the same values in another form"]
+
+
+def _said(flat: Mapping[str, Any], name: str) -> str:
+    return _SAID.repr(flat.get(name, "nothing"))
+
+
+def _typed(value: Any) -> tuple[type, Any]:
+    return type(value), value  # 1, 1.0 and true are equal in Python, and three keys
 
 
 def _check_versions(value: Any) -> None:
@@ -51,11 +66,11 @@ def _check_versions(value: Any) -> None:
         text(version)
 
 
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(data: Mapping[str, Any], prefix: str = "", depth: int = _DEPTH) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in data.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{name}."))
+        if isinstance(value, Mapping) and depth > 1:
+            flat.update(_flat(value, f"{prefix}{name}.", depth - 1))
         else:
             flat[prefix + name] = value
     return flat

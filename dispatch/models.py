@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from typing import Any
 from dispatch.errors import ModelError, SpecError
 from dispatch.hf_config import LayerAttention, decoder_fields, read_dtype, read_layers
 from dispatch.hf_fields import Fields
+from dispatch.plainjson import load
+from dispatch.readfile import read_file
 from dispatch.spec import AttentionSpec
 
 _PRESETS = Path(__file__).with_name("presets")
@@ -107,7 +108,7 @@ def load_fields(name_or_path: str) -> tuple[str, Fields]:
 
 def _read_object(path: str) -> dict[str, Any]:
     try:
-        data = json.loads(Path(path).read_bytes())
+        data = load(read_file(Path(path)))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
     except RecursionError:

@@ -11,6 +11,12 @@ from typing import Any, TypeVar
 from dispatch.errors import DispatchError
 
 T = TypeVar("T")
+# What the objects behind a text's marks take at most, in bytes, on a 64-bit Python: an object with a field and a list;
+# a value and its place; half of a string; the places of a key. Samples, which are mostly times, come to 6 to 10 times
+# their text, and a list of empty lists to 40.
+_MARK_BYTES = {b"{": 200, b"[": 80, b",": 40, b'"': 32, b":": 80}
+_MOST_TIMES = 16
+_SMALL_BYTES = 1 << 20  # what is not worth a refusal
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = 60  # a mistyped name should still be recognised
 
@@ -78,10 +84,18 @@ def shown(value: Any) -> str:
     return full if len(full) <= 60 else full[:57] + "..."
 
 
+def load(content: bytes) -> Any:
+    """json.loads. Raises ValueError as well where a text would take many times its own size in memory."""
+    needed_bytes = sum(size * content.count(mark) for mark, size in _MARK_BYTES.items())
+    if needed_bytes > _MOST_TIMES * len(content) + _SMALL_BYTES:
+        raise ValueError("too many values for its size: they would take many times as much memory")
+    return json.loads(content)
+
+
 def parse(content: bytes, path: Path, version: int, error: type[DispatchError]) -> dict[str, Any]:
     """A JSON object from a file's content, of the format version given. Raises `error`, naming the file."""
     try:
-        body = mapping(json.loads(content))
+        body = mapping(load(content))
     except (ValueError, RecursionError) as problem:
         raise error(f"{path}: not JSON that can be read: {problem}") from None
     if body.get("format") != version:

@@ -15,6 +15,7 @@ from dispatch.errors import PlanFileError
 from dispatch.key import check_key, digest
 from dispatch.plainjson import each, field, mapping, named, number, parse, sequence, shown, text, whole
 from dispatch.plan import DecidedBox, Excluded, StoredPlan
+from dispatch.readfile import read_file
 from dispatch.samples import Box
 
 FORMAT = 1
@@ -29,7 +30,7 @@ def write_plans(path: Path, plans: Sequence[StoredPlan]) -> None:
 def read_plans(path: Path) -> tuple[StoredPlan, ...]:
     """Read a plan file. Raises PlanFileError, naming file and field, for whatever is wrong with it."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise PlanFileError(f"{path}: {error.strerror}") from None
     body = parse(content, path, FORMAT, PlanFileError)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dispatch import readfile
 from dispatch.atomic import write_atomically
 from dispatch.candidate import Candidate
 from dispatch.decision import Rule
@@ -25,9 +26,12 @@ from dispatch.samples import LONGEST_US, PARTS, TWIN, BucketSamples, Cell, Exclu
 
 FORMAT = 1
 SUFFIX = ".samples.json.gz"
-# Reading stops here, lest a damaged or a hostile file take all memory. A layer group of 23 buckets, 13 candidates,
-# 40 cells, 15 rounds and 3 parts, at 8 characters a time, is 4 MiB; few models have more than three groups.
-LARGEST_BYTES = 64 << 20
+# Unpacking stops here, lest a damaged or a hostile file take all memory. A layer group of 23 buckets, 13 candidates,
+# 40 cells, 15 rounds and 3 parts, at 8 characters a time, is 4 MiB; few models have more than three groups. Such a text
+# is 4 times its compressed size, and where most candidates were dropped, up to 20 times.
+LARGEST_BYTES = readfile.LARGEST_BYTES
+_MOST_TIMES = 64
+_SMALL_BYTES = 1 << 20
 
 
 def samples_path(plan_path: Path) -> Path:
@@ -183,13 +187,14 @@ def _time(value: Any) -> float:
 
 
 def _content(path: Path) -> bytes:
-    with path.open("rb") as file:
-        content = file.read(LARGEST_BYTES + 1)
-    if content[:2] == b"\x1f\x8b":
-        unpacker = zlib.decompressobj(wbits=31)  # gzip's header and checksum too
-        content = unpacker.decompress(content, LARGEST_BYTES + 1)
-        if len(content) <= LARGEST_BYTES and (not unpacker.eof or unpacker.unused_data):
-            raise ValueError("the compressed data ends too early, or is followed by other data")
-    if len(content) > LARGEST_BYTES:
-        raise ValueError(f"more than {LARGEST_BYTES >> 20} MiB")
-    return content
+    content = readfile.read_file(path, LARGEST_BYTES)
+    if content[:2] != b"\x1f\x8b":
+        return content
+    largest = min(LARGEST_BYTES, _MOST_TIMES * len(content) + _SMALL_BYTES)
+    unpacker = zlib.decompressobj(wbits=31)  # gzip's header and checksum too
+    text = unpacker.decompress(content, largest + 1)
+    if len(text) > largest:
+        raise readfile.too_large(largest)
+    if not unpacker.eof or unpacker.unused_data:
+        raise ValueError("the compressed data ends too early, or is followed by other data")
+    return text

@@ -61,7 +61,14 @@ class Store:
     def newest(self) -> Path | None:
         """The plan file written last."""
         files = [p for p in self.folder.glob("*.json") if not p.name.startswith(".")]
-        return max(files, key=lambda p: p.stat().st_mtime, default=None)
+        return max(files, key=_written_s, default=None)
+
+
+def _written_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another process has just set it aside
+        return 0.0
 
 
 def _load(path: Path, read: Callable[[Path], tuple[T, ...]], key: dict[str, object]) -> T | None:
@@ -69,18 +76,35 @@ def _load(path: Path, read: Callable[[Path], tuple[T, ...]], key: dict[str, obje
     if not os.path.exists(path):  # unlike Path.exists, False where the folder cannot be read
         return None
     try:
+        seen = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:  # another process has set it aside
+        return None
+    except OSError as error:  # that is no fault of the file, which may be good
+        _log.warning("not used: %s: %s", path, error.strerror)
+        return None
+    try:
         held = read(path)
-    except (PlanFileError, SamplesError) as error:
-        problem = str(error)
-    else:
         differing = differences(held[0].key, key) if held else ["nothing is in it"]
         if not differing:
             return held[0]
-        problem = f"{path}: {differing[0]}"
+        _set_aside(path, seen, f"{path}: {differing[0]}")
+    except (PlanFileError, SamplesError) as error:
+        _set_aside(path, seen, str(error))
+    finally:
+        os.close(seen)
+    return None
+
+
+def _set_aside(path: Path, seen: int, problem: str) -> None:
+    """Rename the file that is open as `seen`. What was stored in its place since then stays."""
+    aside = path.with_name(f"{path.name}.bad-{time.time_ns()}")
     try:
-        path.replace(path.with_name(f"{path.name}.bad-{time.time_ns()}"))
+        path.replace(aside)
+        if not os.path.samestat(aside.stat(), os.fstat(seen)):
+            aside.replace(path)
+    except FileNotFoundError:
+        _log.warning("set aside by another process: %s", problem)
     except OSError as error:
         _log.warning("not used, and it cannot be set aside (%s): %s", error.strerror, problem)
     else:
         _log.warning("set aside: %s", problem)
-    return None

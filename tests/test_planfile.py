@@ -190,6 +190,7 @@ NOT_A_PLAN_FILE = [
     b"\x1f\x8b\x08\x00",
     bytes(range(256)),
     b"[" * 100_000,
+    b"[" * 15_000,
     b'{"format":' * 100_000,
     b'{"format": 1, "plans": ' + b"[" * 900 + b"]" * 900 + b"}",
     b'{"format": ' + b"9" * 5000 + b"}",

@@ -286,6 +286,7 @@ NO_SAMPLES = [
     gzip.compress(b"[]"),
     gzip.compress(b"\xff\xfe\x00"),
     b"[" * 100_000,
+    b"[" * 15_000,
     b'{"format": 1, "runs": ' + b"[" * 900 + b"]" * 900 + b"}",
     b'{"format": 1, "runs": [' + b'{"key":' * 900 + b"1" + b"}" * 900 + b"]}",
     b'{"format": 1, "runs": [1e400]}',

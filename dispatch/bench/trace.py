@@ -6,6 +6,8 @@ import csv
 import hashlib
 import io
 import re
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +16,12 @@ from numpy.typing import NDArray
 
 from dispatch.errors import TraceError
 from dispatch.plainjson import shown
+from dispatch.readfile import read_file
 
 COLUMNS = ("input_tokens", "output_tokens")
 MAX_TOKENS = 2**31 - 1  # lengths are int32 in every kernel
+LARGEST_BYTES = 1 << 30  # tens of millions of requests
+LONGEST_LINE = 1 << 20  # characters; prompts may lie beside the columns that are read
 _WHOLE = re.compile(r"[+-]?[0-9]+")  # int() would also take 1_000, and digits of other scripts
 
 
@@ -35,25 +40,41 @@ def read_trace(path: str | Path) -> Trace:
     Raises TraceError, naming file, line and field.
     """
     try:
-        raw = Path(path).read_bytes()
-        reader = csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""))
-        rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
+        raw = read_file(Path(path), LARGEST_BYTES)
+        tokens = _columns(path, raw)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: not a CSV file: {error}") from None
-    header = [name.strip() for name in rows[0][1]] if rows else []
+    if not tokens:
+        raise TraceError(f"{path}: no requests")
+    table = np.array(tokens, dtype=np.int64).reshape(-1, len(COLUMNS))
+    if not table[:, 1].any():
+        raise TraceError(f"{path}: output_tokens: all 0, so that no decode step is in it")
+    return Trace(table[:, 0], table[:, 1], hashlib.sha256(raw).hexdigest()[:16])
+
+
+def _columns(path: str | Path, raw: bytes) -> array[int]:
+    """COLUMNS of each request, one request after the other. Raises TraceError, UnicodeDecodeError, or csv.Error."""
+    reader = csv.reader(_lines(io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig", newline="")))
+    rows = (row for row in reader if any(map(str.strip, row)))
+    header = [name.strip() for name in next(rows, [])]
     missing = [name for name in COLUMNS if name not in header]
     if missing:
         raise TraceError(f"{path}: the first line has no column {', '.join(missing)}")
     where = [header.index(name) for name in COLUMNS]
-    tokens = [[_tokens(path, line, row, i, header[i]) for i in where] for line, row in rows[1:]]
-    if not tokens:
-        raise TraceError(f"{path}: no requests")
-    table = np.array(tokens, dtype=np.int64)
-    if not table[:, 1].any():
-        raise TraceError(f"{path}: output_tokens: all 0, so that no decode step is in it")
-    return Trace(table[:, 0], table[:, 1], hashlib.sha256(raw).hexdigest()[:16])
+    tokens = array("q")  # 16 bytes a request, where a list of its texts has 200
+    for row in rows:
+        tokens.extend(_tokens(path, reader.line_num, row, i, header[i]) for i in where)
+    return tokens
+
+
+def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+    """The lines, with their ends. Raises csv.Error for one that never ends."""
+    while line := text.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise csv.Error(f"a line of more than {LONGEST_LINE} characters")
+        yield line
 
 
 def _tokens(path: str | Path, line: int, row: list[str], i: int, field: str) -> int:
