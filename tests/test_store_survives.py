@@ -1,4 +1,4 @@
-"""The store under real faults: killed writers, processes side by side, full disks, and folders that are closed to us."""
+"""The store under real faults: killed writers, processes side by side, full disks, folders that are closed to us."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_a_file_that_cannot_be_written_to_its_end_leaves_the_old_plan_and_no_rem
 
 @pytest.fixture
 def closed() -> Iterator[Callable[[Store, int], Any]]:
-    """`with closed(store, mode)`: its folder has this mode, and we are not root, who could do everything all the same."""
+    """`with closed(store, mode)`: its folder has this mode, and we are not root, to whom no folder is closed."""
 
     @contextmanager
     def close(store: Store, mode: int) -> Iterator[None]:
