@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 
 LARGEST_BYTES = 32 << 20  # far above what plans, samples and config.json files come to; a hostile one ends here
-_PIECE_BYTES = 1 << 20  # read() makes room for all that it may return, however little there is
+_PIECE_BYTES = 1 << 18  # read() makes room for all that it may return, however little there is
 
 
 def read_file(path: Path, largest_bytes: int = LARGEST_BYTES) -> bytes:

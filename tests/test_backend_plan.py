@@ -423,6 +423,39 @@ def test_a_valid_checksum_does_not_excuse_bad_contents(at: int, new: bytes, mess
         BackendPlan.from_bytes(data)
 
 
+NUMBERS = st.sampled_from([0, 1, 2, 3, 8, 255, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1]) | st.integers(0, 2**64 - 1)
+CHANGES = st.binary(max_size=9) | st.builds(
+    lambda n, size: struct.pack("<Q", n)[:size], NUMBERS, st.sampled_from([1, 4, 8])
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.tuples(st.integers(8, ENTRIES_AT + 120), CHANGES), min_size=1, max_size=3), st.integers(0, 3))
+def test_any_contents_under_a_valid_checksum_are_a_plan_or_refused(changes: list[tuple[int, bytes]], cut: int) -> None:
+    data = plan_of(ROWS).to_bytes()
+    for at, new in changes:
+        data = forge(data, at, new)
+    if cut:
+        data = forge(data[: -8 - cut] + bytes(8), 0, b"")
+    try:
+        plan = BackendPlan.from_bytes(data)
+    except PlanError as error:
+        assert len(str(error)) < 500
+    else:
+        assert plan.frozen
+        assert BackendPlan.from_bytes(plan.to_bytes()).digest() == plan.digest()
+        for row in plan.entries:
+            assert plan.lookup(row.bucket, row.mean_kv_max, row.max_kv_max) == row
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    for content in (data, plan_of(ROWS).to_bytes()[:12] + data):
+        with pytest.raises(PlanError):
+            BackendPlan.from_bytes(content)
+
+
 def test_a_frozen_plan_pickles_and_an_unfrozen_one_does_not() -> None:
     plan = frozen(ROWS)
     for again in (pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan)):

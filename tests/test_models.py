@@ -525,3 +525,58 @@ def test_any_change_to_a_config_gives_groups_or_a_model_error(
         assert str(error)
     else:
         assert sum(group.num_layers for group in groups) == len(model.layers) > 0
+
+
+PIECES = [
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b'"',
+    b"null",
+    b"9" * 400,
+    b"1e999",
+    b"-",
+    b"\x00",
+    b"\xff",
+    b"\xef\xbb\xbf",
+]
+PIECES += [json.dumps({name: value})[1:-1].encode() for name, value in LLAMA.items()]
+
+
+@settings(max_examples=300, deadline=None)
+@given(content=st.binary() | st.lists(st.sampled_from(PIECES) | st.binary(max_size=3), max_size=16).map(b"".join))
+def test_any_bytes_are_a_model_or_a_model_error_that_names_the_file_in_one_line(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "config.json"
+    path.write_bytes(content)
+    try:
+        model = load_model(str(path))
+    except ModelError as error:
+        assert str(error).startswith(f"{path}: ")
+        assert "\n" not in str(error)
+    else:
+        assert model.layers
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_a_config_that_is_damaged_anywhere_is_a_model_or_a_model_error_that_names_the_file(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    content = bytearray((PRESETS / f"{data.draw(st.sampled_from(preset_names()))}.json").read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(content)))
+        content[start : start + data.draw(st.integers(0, 8))] = data.draw(
+            st.sampled_from(PIECES) | st.binary(max_size=4)
+        )
+    path = tmp_path_factory.getbasetemp() / "config.json"
+    path.write_bytes(content)
+    try:
+        assert load_model(str(path)).layers
+    except ModelError as error:
+        assert str(error).startswith(f"{path}")
+        assert "\n" not in str(error)

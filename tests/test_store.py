@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import dispatch.atomic
 from dispatch.key import digest
@@ -21,7 +23,7 @@ from dispatch.planfile import plan_to_json, write_plans
 from dispatch.samples import Samples
 from dispatch.samplesfile import samples_path, samples_to_json, write_samples
 from dispatch.store import Store
-from tests.make import make_plan, make_samples
+from tests.make import make_plan, make_samples, put_at
 
 SAMPLES = make_samples(rounds=2)
 PLAN = make_plan(SAMPLES)
@@ -237,6 +239,74 @@ def test_a_new_plan_takes_the_place_of_a_bad_one(store: Store) -> None:
     assert store.load(KEY) == PLAN
 
 
+ELSEWHERE: list[tuple[tuple[str, ...], object, str]] = [
+    (("device", "name"), "another GPU", "device.name: the plan has 'another GPU', here it is 'a CPU'"),
+    (("device", "torch"), "2.7.0", "device.torch: the plan has '2.7.0'"),
+    (("spec", "num_kv_heads"), 4, "spec.num_kv_heads: the plan has 4"),
+    (("spec", "sliding_window"), 128, "spec.sliding_window: the plan has 128"),
+    (("backends", "torch_chunked"), "2.7.0", "backends.torch_chunked: the plan has '2.7.0'"),
+    (("backends", "a_new_one"), "1", "backends.a_new_one: the plan has '1', here it is 'nothing'"),
+    (("priority",), ["torch_chunked", "torch_sdpa"], "priority: "),
+    (("rule_version",), 2, "rule_version: the plan has 2, here it is 3"),
+    (("threshold",), 0.03 + 1e-9, "threshold: "),
+    (("exclude",), ["torch_chunked"], "exclude: "),
+    # equal to Python, and yet another key: JSON tells true, 1 and 1.0 apart
+    (("spec", "num_kv_heads"), 2.0, "spec.num_kv_heads: the plan has 2.0, here it is 2"),
+    (("engine", "finite_kv"), 0, "engine.finite_kv: the plan has 0, here it is False"),
+    (("device", "capability"), [0, False], "the same values in another form"),
+    (("device", "x"), {"y": {}}, "device.x.y: the plan has {}, here it is 'nothing'"),
+]
+
+
+@pytest.mark.parametrize(("at", "value", "words"), ELSEWHERE, ids=lambda v: str(v)[:30])
+def test_a_plan_for_something_else_is_a_miss_wherever_it_lies_and_the_warning_names_the_field(
+    store: Store, warnings: Callable[[], list[str]], at: tuple[str, ...], value: object, words: str
+) -> None:
+    path = store.save(PLAN, SAMPLES)
+    key = put_at(KEY, at, value)
+    if at[0] == "spec" and isinstance(value, float):  # what no spec can have is refused when it is read
+        words = "spec: num_kv_heads=2.0: must be a whole number above 0"
+    body = {"format": 1, "plans": [{**plan_to_json(PLAN), "key": key}]}
+    path.write_text(json.dumps({**body, "checksum": digest(body)}))
+    assert store.load(KEY) is None
+    (message,) = warnings()
+    assert words in message
+    assert not path.exists()
+
+
+def test_a_key_that_is_nested_without_end_or_very_long_is_a_miss_in_one_short_line(
+    store: Store, warnings: Callable[[], list[str]]
+) -> None:
+    path = store.save(PLAN, None)
+    deep: dict[str, Any] = {}
+    for _ in range(500):
+        deep = {"a": deep}
+    body = {"format": 1, "plans": [{**plan_to_json(PLAN), "key": {**KEY, "line\nend": 1, "max_seq_len": "x" * 10_000}}]}
+    body["plans"][0]["key"]["deep"] = deep
+    path.write_text(json.dumps({**body, "checksum": digest(body)}))
+    assert store.load(KEY) is None
+    (message,) = warnings()
+    assert len(message) < len(str(path)) + 200
+    assert "\n" not in message
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_plan_that_is_damaged_anywhere_is_a_miss_or_the_same_plan(tmp_path: Path, data: st.DataObject) -> None:
+    store = Store(tmp_path)
+    path = store.save(PLAN, SAMPLES)
+    if data.draw(st.booleans()):
+        path = samples_path(path)
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(content)))
+        content[start : start + data.draw(st.integers(0, 64))] = data.draw(st.binary(max_size=64))
+    path.write_bytes(content)
+    assert store.load(KEY) in (None, PLAN)
+    samples = store.load_samples(KEY)
+    assert samples is None or is_same(samples, SAMPLES)
+
+
 # --- a folder that does not let us
 
 
@@ -257,11 +327,11 @@ def test_a_folder_that_may_not_be_searched_is_a_miss(store: Store, monkeypatch: 
     assert found == (None, None)
 
 
-def test_a_plan_that_may_not_be_read_is_a_miss_with_one_warning(
+def test_a_file_that_may_not_be_opened_is_a_miss_with_one_warning(
     store: Store, warnings: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.save(PLAN, SAMPLES)
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert store.load(KEY) is None
     assert store.load_samples(KEY) is None
     assert ["Permission denied" in message for message in warnings()] == [True, True]  # one for each file

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -362,6 +365,34 @@ def test_a_store_that_cannot_be_written_costs_a_warning_and_nothing_else(obtain,
     assert winners(obtained.plan) == {1: "b", 4: "b"}
     assert obtained.path is None
     assert "the plan was not stored" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["fsync", "mkdir", "open"])
+def test_a_disk_that_is_full_costs_a_warning_and_nothing_else(obtain, monkeypatch, caplog, where):
+    real = getattr(os, where)
+
+    def full(path, flags=0, *rest, **more):
+        if where == "open" and not flags & os.O_CREAT:  # nothing can be made; what is there can be opened
+            return real(path, flags, *rest, **more)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, where, full)
+    obtained = obtain({"a": 100, "b": 80}, ask=request(max_seq_len=8))
+    monkeypatch.undo()
+    assert winners(obtained.plan) == {1: "b", 4: "b"}
+    assert obtained.path is None
+    assert "the plan was not stored" in caplog.text and "No space left on device" in caplog.text
+
+
+def test_a_file_system_without_locks_costs_a_warning_and_the_plan_is_stored_all_the_same(obtain, monkeypatch, caplog):
+    def without_locks(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    first = obtain({"a": 100, "b": 80}, ask=request(max_seq_len=8))
+    assert "No locks available" in caplog.text
+    assert obtain({"a": 100, "b": 120}, ask=request(max_seq_len=8)).plan == first.plan
+    assert len(obtain.measured) == 1
 
 
 OTHER_PROCESS = """

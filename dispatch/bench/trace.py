@@ -21,7 +21,7 @@ from dispatch.readfile import read_file
 COLUMNS = ("input_tokens", "output_tokens")
 MAX_TOKENS = 2**31 - 1  # lengths are int32 in every kernel
 LARGEST_BYTES = 1 << 30  # tens of millions of requests
-LONGEST_LINE = 1 << 20  # characters; prompts may lie beside the columns that are read
+LONGEST_LINE = 1 << 18  # characters: of two of the longest fields that csv takes
 _WHOLE = re.compile(r"[+-]?[0-9]+")  # int() would also take 1_000, and digits of other scripts
 
 
