@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from dispatch.decision import Decision, Reason, Rule
-from dispatch.selector import Evidence, select_stable, still_good
+from dispatch.evidence import Evidence
+from dispatch.selector import select_stable, still_good
 
 
 def decide_cells(evidence: Evidence, cells: Sequence[int], rule: Rule, incumbent: str | None = None) -> Decision:
@@ -38,6 +39,11 @@ def cross_fitted_speedup(evidence: Evidence, cells: Sequence[int], rule: Rule, i
     """
     gains = []
     for choose, score in (evidence.halves, evidence.halves[::-1]):
-        pick = select_stable(choose, cells, replace(rule, min_rounds=1), incumbent).candidate
-        gains.append(float(np.nan_to_num(score.medians[score.candidates.index(pick), list(cells)]).mean()))
+        choosing, scoring = ([c for c in cells if half.planned[c]] for half in (choose, score))
+        gain = 0.0
+        if choosing and scoring:
+            pick = select_stable(choose, choosing, replace(rule, min_rounds=1), incumbent).candidate
+            medians = np.nan_to_num(score.medians[score.candidates.index(pick), scoring])
+            gain = float(np.average(medians, weights=score.planned[scoring]))
+        gains.append(gain)
     return float(np.exp(-np.mean(gains)))

@@ -14,6 +14,7 @@ class Reason(str, enum.Enum):
     INCUMBENT = "the stored choice: no other is faster than it by delta"
     NOT_FASTER = "not faster than the default by delta"
     INCONSISTENT = "slower than the default in a cell, or in too many rounds"
+    LOSES_SOME = "much slower than the default for some of its batches"
     BEATEN = "faster than the default, but another was chosen"
     LOWER_PRIORITY = "within the margin of the fastest, and later in priority"
     UNCONFIRMED = "chosen on all rounds, and no gain where each half of them chooses for the other"
@@ -33,8 +34,10 @@ class Rule:
     min_rounds: a cell with fewer valid rounds says nothing (12 of 15: an outlier a cell may be lost).
     win_share: the share of rounds that must be won; 0.8 of 15 by luck alone has a probability of 2%.
     cell_win_share: the share of rounds that must be won in each cell. Lengths are new in each round, so a ragged cell
-    may be a mixture of gains and losses. On the samples in smoke/results/h200, 2/3 leaves 11 of 1379 cells slower where
-    half of the rounds decides and the other half judges, the median alone 38 of 1575, for 0.1% to 0.3% of mean gain.
+    may be a mixture of gains and losses.
+    loss, lost_share: a batch is lost where it takes longer than the default by more than `loss` and three times the
+    noise of its cell. Of a box's batches no more than this share may be lost (always three, and two
+    of a cell, which may be outliers), and as many more as the default and its twin are so far apart in.
     """
 
     threshold: float = 0.03
@@ -42,14 +45,16 @@ class Rule:
     min_rounds: int = 12
     win_share: float = 0.8
     cell_win_share: float = 2 / 3
+    loss: float = 0.02
+    lost_share: float = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One candidate in one box. r is the log of its step time over the default's, paired by round.
 
-    `mean_r`: mean over the box's cells of the median r. `worst_r`, `worst_cell`: the largest of those medians
-    and its index among the bucket's cells. `win_share`: rounds whose mean r is below 0. None: not measured.
+    `mean_r`: mean over the box's cells of the median r, by their rounds. `worst_r`, `worst_cell`: the largest of those
+    medians and its index among the bucket's cells. `win_share`: rounds whose mean r is below 0. None: not measured.
     """
 
     candidate: str

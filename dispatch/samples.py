@@ -40,13 +40,15 @@ class BucketSamples:
     """Microseconds for one bucket. `times[part, candidate, cell, round]`, float64, NaN where not measured.
 
     The parts are the host's plan(), begin_step, and one layer's forward. `candidates[0]` is the default,
-    `candidates[1]` its twin.
+    `candidates[1]` its twin. `longest[cell, round]`, int64: tokens of the longest request, 0 for a round that is not
+    the cell's.
     """
 
     bucket: int
     cells: tuple[Cell, ...]
     candidates: tuple[str, ...]
     times: NDArray[np.float64]
+    longest: NDArray[np.int64]
     exclusions: tuple[Exclusion, ...] = ()
 
     def step_us(self, num_layers: int) -> NDArray[np.float64]:

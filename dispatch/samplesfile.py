@@ -24,7 +24,7 @@ from dispatch.plainjson import each, field, mapping, named, number, parse, seque
 from dispatch.planfile import box_from_json, box_to_json, candidate_from_json, reason_from_json, unmeasured_from_json
 from dispatch.samples import LONGEST_US, PARTS, TWIN, BucketSamples, Cell, Exclusion, Samples
 
-FORMAT = 1
+FORMAT = 2  # since 2 with the longest request of each round
 SUFFIX = ".samples.json.gz"
 # Unpacking stops here, lest a damaged or a hostile file take all memory. A layer group of 23 buckets, 13 candidates,
 # 40 cells, 15 rounds and 3 parts, at 8 characters a time, is 4 MiB; few models have more than three groups. Such a text
@@ -103,6 +103,7 @@ def _bucket_to_json(bucket: BucketSamples) -> dict[str, Any]:
         "bucket": bucket.bucket,
         "cells": [[c.mean_kv, c.max_kv, c.profile] for c in bucket.cells],
         "candidates": list(bucket.candidates),
+        "longest": bucket.longest.tolist(),
         "exclusions": [[e.candidate, e.reason.name, e.detail, e.cell] for e in bucket.exclusions],
         **{name: _times_to_json(times) for name, times in zip(PARTS, bucket.times, strict=True)},
     }
@@ -118,7 +119,10 @@ def _bucket_from_json(value: Any) -> BucketSamples:
         if of_part.shape != shape:
             raise ValueError(f"{part}: {of_part.shape} times for {shape} candidates, cells, and rounds")
     exclusions = field(data, "exclusions", lambda v: each(v, lambda e: _exclusion(e, len(cells))))
-    return BucketSamples(field(data, "bucket", whole), cells, candidates, np.stack(times), exclusions)
+    longest = field(data, "longest", _longest_from_json)
+    if longest.shape != times[0].shape[1:]:
+        raise ValueError(f"longest: {longest.shape} lengths for {times[0].shape[1:]} cells and rounds")
+    return BucketSamples(field(data, "bucket", whole), cells, candidates, np.stack(times), longest, exclusions)
 
 
 def _check_against(key: dict[str, Any], buckets: Sequence[BucketSamples]) -> None:
@@ -139,6 +143,8 @@ def _rule(value: Any) -> Rule:
         field(data, "min_rounds", whole),
         field(data, "win_share", number),
         field(data, "cell_win_share", number),
+        field(data, "loss", number),
+        field(data, "lost_share", number),
     )
 
 
@@ -176,6 +182,23 @@ def _times_from_json(value: Any) -> NDArray[np.float64]:
     if times.ndim != 3:
         raise ValueError("not a table [candidate][cell][round]")
     return times
+
+
+def _longest_from_json(value: Any) -> NDArray[np.int64]:
+    rows = each(value, lambda rounds: each(rounds, _length))
+    try:
+        longest = np.array(rows, dtype=np.int64)
+    except ValueError:
+        longest = np.empty(0, dtype=np.int64)  # rows of different lengths
+    if longest.ndim != 2:
+        raise ValueError("not a table [cell][round]")
+    return longest
+
+
+def _length(value: Any) -> int:
+    if not 0 < whole(value) < 2**31:
+        raise ValueError(f"{shown(value)} is no length of a request")
+    return int(value)
 
 
 def _time(value: Any) -> float:

@@ -1,94 +1,18 @@
-"""select_stable: samples in, decision out. Pure; needs numpy alone.
-
-Every comparison is r = log(t candidate) - log(t default) of the same round, so that drift cancels.
-"""
+"""select_stable: evidence in, decision out. Pure; needs numpy alone."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dispatch.candidate import Candidate
 from dispatch.decision import Decision, Reason, Rule, Verdict
-from dispatch.samples import TWIN, BucketSamples, Exclusion, log_of_times
+from dispatch.evidence import Evidence, Floats, median_of_rounds
+from dispatch.samples import TWIN
 
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """A bucket's samples, prepared once for the many boxes that a partition tries.
-
-    `log_step` is [candidate, cell, round]; row 0 is the default. `priority` lists backends, best first.
-    """
-
-    candidates: tuple[str, ...]
-    log_step: Floats
-    priority: tuple[str, ...]
-    exclusions: tuple[Exclusion, ...] = ()
-
-    @classmethod
-    def of(cls, samples: BucketSamples, num_layers: int, priority: Sequence[str]) -> Evidence:
-        """From raw samples."""
-        log_step = log_of_times(samples.step_us(num_layers))
-        return cls(samples.candidates, log_step, tuple(priority), samples.exclusions)
-
-    @cached_property
-    def r(self) -> Floats:
-        """Paired log ratio to the default, [candidate, cell, round]."""
-        ratio: Floats = self.log_step - self.log_step[0]
-        return ratio
-
-    @cached_property
-    def rounds(self) -> NDArray[np.int64]:
-        """Valid rounds, [candidate, cell]."""
-        valid: NDArray[np.int64] = np.isfinite(self.r).sum(axis=2)
-        return valid
-
-    @cached_property
-    def medians(self) -> Floats:
-        """Median over rounds of r, [candidate, cell]; NaN without a valid round."""
-        return median_of_rounds(self.r)
-
-    @cached_property
-    def aa_spread(self) -> Floats:
-        """|median r| of the default's twin in each cell; where it was not measured, nothing can clear the noise."""
-        if TWIN not in self.candidates:
-            return np.full(self.r.shape[1], np.inf)
-        spread: Floats = np.abs(np.nan_to_num(self.medians[self.candidates.index(TWIN)], nan=np.inf))
-        return spread
-
-    @cached_property
-    def ranks(self) -> dict[str, int]:
-        """Position in priority order of each candidate; tactics in the order in which the backend lists them."""
-        known = {name: i for i, name in enumerate(self.priority)}
-        order = sorted(
-            self.candidates, key=lambda c: known.get(Candidate.parse(c).backend, len(known)) if c != TWIN else 0
-        )
-        return {name: i for i, name in enumerate(order)}
-
-    @cached_property
-    def halves(self) -> tuple[Evidence, Evidence]:
-        """The same with the even rounds alone, and with the odd ones."""
-        even, odd = (replace(self, log_step=self.log_step[:, :, first::2]) for first in (0, 1))
-        return even, odd
-
-    def delta(self, cells: Sequence[int], rule: Rule) -> float:
-        """The gain that a decision over these cells must clear."""
-        return max(rule.threshold, 2 * float(self.aa_spread[list(cells)].max()))
-
-
-def median_of_rounds(r: Floats) -> Floats:
-    """Median over the last axis without the NaN; NaN where nothing is left."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # "All-NaN slice": that is a value here
-        median: Floats = np.nanmedian(r, axis=-1)
-    return median
+LOST_IN_CELL, LOST_IN_BOX = 2, 3  # lost batches that say nothing, for they may be outliers: one sample in 50 or fewer
+FEW_ROUNDS = 3  # a cell with fewer is judged with the others of its box alone
 
 
 def select_stable(evidence: Evidence, cells: Sequence[int], rule: Rule, incumbent: str | None = None) -> Decision:
@@ -139,27 +63,48 @@ def _judge(evidence: Evidence, name: str, cells: list[int], rule: Rule, delta: f
     for e in evidence.exclusions:
         if e.candidate == name and (e.cell is None or e.cell in cells):
             return Verdict(name, e.reason, detail=e.detail)
-    fewest = int(evidence.rounds[i, cells].min())
-    if fewest == 0:
-        return Verdict(name, Reason.NOT_MEASURED)
-    medians = evidence.medians[i, cells]
-    r = evidence.r[i, cells]
+    r, planned = evidence.r[i, cells], evidence.planned[cells]
     valid = np.isfinite(r)
-    counted = valid.any(axis=0)
-    by_round = np.where(valid, r, 0.0).sum(axis=0)[counted] / valid.sum(axis=0)[counted]
-    won_in_cells = (r < 0).sum(axis=1) / valid.sum(axis=1)
-    worst = int(medians.argmax())
-    mean_r, worst_r, win_share = float(medians.mean()), float(medians[worst]), float((by_round < 0).mean())
+    rounds = valid.sum(axis=1)
+    if not rounds.all():
+        return Verdict(name, Reason.NOT_MEASURED)
+    medians, whole = evidence.medians[i, cells], r.shape[1]
+    needed = np.maximum(1, planned * rule.min_rounds // whole)
+    by_round, counted = np.where(valid, r, 0.0).sum(axis=0), valid.sum(axis=0)
+    mean_of_rounds = by_round[counted > 0] / counted[counted > 0]
+    enough = planned >= FEW_ROUNDS if (planned >= FEW_ROUNDS).any() else planned > 0
+    won_in_cells = ((r < 0).sum(axis=1) / rounds)[enough]
+    worst = int(np.where(enough, medians, -np.inf).argmax())
+    mean_r, worst_r = float(np.average(medians, weights=planned)), float(medians[worst])
+    win_share = float((mean_of_rounds < 0).mean())
     detail = ""
-    if fewest < rule.min_rounds:
-        reason, detail = Reason.TOO_FEW_ROUNDS, f"{fewest} of {rule.min_rounds}"
+    if (rounds < needed).any():
+        least = int((rounds - needed).argmin())
+        reason, detail = Reason.TOO_FEW_ROUNDS, f"{rounds[least]} of {needed[least]}"
     elif mean_r > -delta:
         reason = Reason.NOT_FASTER
     elif worst_r > 0 or win_share < rule.win_share or won_in_cells.min() < rule.cell_win_share:
         reason = Reason.INCONSISTENT
+    elif lost := _lost(evidence, r, cells, rule):
+        reason, detail = Reason.LOSES_SOME, lost
     else:
         reason = Reason.BEATEN
     return Verdict(name, reason, mean_r, worst_r, cells[worst], win_share, detail)
+
+
+def _lost(evidence: Evidence, r: Floats, cells: list[int], rule: Rule) -> str:
+    """ "" or how many batches are lost, of the box's or of a cell's, beyond what the default loses to itself.
+
+    r: [cell of the box, round].
+    """
+    limit = np.maximum(rule.loss, 3 * evidence.noise[cells])[:, None]
+    lost, outliers = (r > limit).sum(axis=1), (np.abs(evidence.r[evidence.twin, cells]) > limit).sum(axis=1)
+    planned, source = evidence.planned[cells], evidence.source[cells]
+    limits = [(source >= 0, rule.lost_share, LOST_IN_BOX), *((source == one, 0.0, LOST_IN_CELL) for one in set(source))]
+    for some, share, always in limits:
+        if lost[some].sum() > outliers[some].sum() + max(always, int(share * planned[some].sum())):
+            return f"{lost[some].sum()} of {planned[some].sum()}, by up to {np.expm1(np.nanmax(r[some])):.0%}"
+    return ""
 
 
 def still_good(held: Verdict, evidence: Evidence, cells: list[int]) -> bool:
@@ -174,7 +119,7 @@ def still_good(held: Verdict, evidence: Evidence, cells: list[int]) -> bool:
 
 def _beats(evidence: Evidence, name: str, other: str, cells: list[int], delta: float) -> bool:
     a, b = (evidence.log_step[evidence.candidates.index(n)][cells] for n in (name, other))
-    return float(median_of_rounds(a - b).mean()) <= -delta
+    return float(np.average(median_of_rounds(a - b), weights=evidence.planned[cells])) <= -delta
 
 
 def _mean(verdict: Verdict) -> float:

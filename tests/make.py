@@ -66,7 +66,7 @@ def make_key(**changes: Any) -> dict[str, Any]:
         "engine": {"plan_hidden": False, "finite_kv": False, "exact_lengths": True},
         "threshold": 0.03,
         "cluster_margin": 0.01,
-        "rule_version": 3,
+        "rule_version": 4,
         **changes,
     }
 
@@ -97,7 +97,8 @@ def make_samples(
         times[PARTS.index("begin_us")] = 1.0
         times[PARTS.index("layer_us")] = layer[:, :, None] * np.exp(rng.normal(0, noise, times.shape[1:]))
         order = (names[0], TWIN, *names[1:])
-        measured.append(BucketSamples(bucket, tuple(cells), order, times.round(3)))
+        longest = np.array([[cell.max_kv] * rounds for cell in cells])
+        measured.append(BucketSamples(bucket, tuple(cells), order, times.round(3), longest))
     fields = {"key": key, "num_layers": 4, "default": default, "priority": tuple(backends), "rule": Rule()}
     return Samples(**{**fields, "buckets": tuple(measured), **changes})
 

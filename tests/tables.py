@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from dispatch.evidence import Evidence
 from dispatch.samples import TWIN, BucketSamples, Cell, Exclusion
-from dispatch.selector import Evidence
 
 ROUNDS = 15
 DEFAULT = "fa3"
@@ -36,7 +36,9 @@ def bucket_of(
     if cells is None:
         cells = [Cell(1000 * (i + 1), 1000 * (i + 1), "equal") for i in range(num_cells)]
     zero = np.zeros_like(layer)
-    return BucketSamples(bucket, tuple(cells), tuple(full), np.stack([zero, zero, layer]), tuple(exclusions))
+    longest = np.array([[cell.max_kv] * layer.shape[2] for cell in cells])
+    times = np.stack([zero, zero, layer])
+    return BucketSamples(bucket, tuple(cells), tuple(full), times, longest, tuple(exclusions))
 
 
 def evidence_of(times: Mapping[str, object], exclusions: Sequence[Exclusion] = ()) -> Evidence:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dispatch.decision import Rule
-from dispatch.samples import BucketSamples, Cell, Samples
+from dispatch.samples import TWIN, BucketSamples, Cell, Samples
 from smoke.facts.chosen import gains, held_out
 from smoke.facts.from_samples import from_samples
 from smoke.facts.samples import (
@@ -22,7 +22,7 @@ from smoke.facts.samples import (
     step_cost,
 )
 from tests.fakes import spec_of
-from tests.tables import PRIORITY, bucket_of
+from tests.tables import PRIORITY, ROUNDS, bucket_of
 
 CUDNN, XQA, TC = "flashinfer_cudnn", "flashinfer_xqa", "flashinfer_fa2_tc"
 # At mean KV 100 cuDNN is the fastest of equal lengths, and slower where they are ragged.
@@ -138,25 +138,25 @@ def test_bandwidth_is_that_of_the_fastest_layer():
     assert fastest_bandwidth(samples) == [(8, 1000, 2.048e6, pytest.approx(1.024))]
 
 
-def test_the_gains_of_a_plan_are_those_of_its_boxes_and_of_its_cells():
+def test_the_gains_of_a_plan_are_those_of_its_boxes_and_of_its_batches():
     """One box for XQA, which takes 8 of 10 in one cell and 9 of 10 in the other."""
     samples = samples_of(bucket_of({"fa3": [10.0, 10.0], XQA: [8.0, 9.0]}, CELLS[:2]))
     found = gains(samples)
     speed = (10 / 8 * 10 / 9) ** (1 / 2)
-    assert (found.boxes, found.other_boxes, found.cells, found.slower_cells) == (1, 1, 2, 0)
-    assert (found.least, found.median, found.most, found.mean_of_cells) == pytest.approx((speed,) * 4)
+    assert (found.boxes, found.other_boxes, found.batches) == (1, 1, 2 * ROUNDS)
+    assert (found.least, found.median, found.most, found.mean) == pytest.approx((speed,) * 4)
     none = gains(samples_of(bucket_of({"fa3": [10.0, 10.0], XQA: [12.0, 12.0]}, CELLS[:2])))
-    assert (none.other_boxes, none.mean_of_cells) == (0, pytest.approx(1.0))
+    assert (none.other_boxes, none.mean) == (0, pytest.approx(1.0))
 
 
 def test_each_half_of_the_rounds_decides_and_the_other_scores():
     """XQA takes 8 of 10 in the even rounds, which choose it, and 12 in the odd ones, which score it and do not."""
     times = [8.0, 12.0] * 7 + [8.0]
     judged = held_out(samples_of(bucket_of({"fa3": [10.0], XQA: [times]}, CELLS[:1])))
-    assert (judged.cells, judged.slower, judged.slower_by_2_percent) == (1, 1, 1)
-    assert judged.worst == pytest.approx(np.log(1.2))
-    steady = held_out(samples_of(bucket_of({"fa3": [10.0], XQA: [8.0]}, CELLS[:1])))
-    assert (steady.cells, steady.slower) == (2, 0)
+    assert (judged.batches, judged.slower, judged.twin_slower) == (7, 7, 0)  # the odd rounds
+    assert judged.mean == pytest.approx(1.2 ** (-7 / 15))  # the even ones are the default's
+    steady = held_out(samples_of(bucket_of({"fa3": [10.0], TWIN: [[10.0] * 14 + [10.4]], XQA: [8.0]}, CELLS[:1])))
+    assert (steady.batches, steady.slower, steady.twin_slower) == (ROUNDS, 0, 1)
 
 
 def test_rows_of_a_recorded_run():

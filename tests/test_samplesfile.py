@@ -122,6 +122,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path, name: str, run: int) ->
     for ours, theirs in zip(again.buckets, RUNS[run].buckets, strict=True):
         for field in ("bucket", "cells", "candidates", "exclusions"):
             assert getattr(ours, field) == getattr(theirs, field)
+        assert np.array_equal(ours.longest, theirs.longest)
 
 
 @pytest.mark.parametrize("run", range(len(RUNS)))
@@ -147,7 +148,7 @@ times_us = st.floats(0, LONGEST_US) | st.just(math.nan) | st.sampled_from([0.0, 
 @settings(deadline=None, max_examples=50)
 @given(arrays(np.float64, (3, 3, 1, 4), elements=times_us))
 def test_any_times_survive_to_the_last_bit(times: Any) -> None:
-    bucket = replace(TINY.buckets[0], times=times)
+    bucket = replace(TINY.buckets[0], times=times, longest=np.full((1, 4), 128))
     (again,) = samples_from_json(json.loads(json.dumps(samples_to_json(replace(TINY, buckets=(bucket,)))))).buckets
     assert np.array_equal(again.times, times, equal_nan=True)
     assert np.array_equal(np.signbit(again.times)[times == 0], np.signbit(times)[times == 0])
@@ -377,6 +378,8 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
         ("a", "FAILED", ""), (1, "FAILED", "", None), ("a", "", "", None), ("a", [], "", None), ("a", None, "", None),
         ("a", "FAILED", 1, None), ("a", "FAILED", "", 1), ("a", "FAILED", "", -1), ("a", "FAILED", "", True),
         ("a", "FAILED", "", "0"), ("a", "FAILED", "", 10**400))),
+    *(((*IN_BUCKET, "longest"), value, "buckets: longest: ") for value in (
+        None, 1, [], [[1], [1, 2]], [[0]], [[-1]], [[2**31]], [[1.5]], [[None]], [[1, 1]], [[1], [1]])),
     *(((*IN_BUCKET, part), value, f"buckets: {part}: ") for part in ("plan_us", "begin_us", "layer_us")
         for value in (None, 1, "1", {}, [], [1], [[1]], [[[[1]]]], [[[1]]], [[[1]]] * 2, [[[1]]] * 4,
             [[[1], [1]]] * 3, [[[1]], [[1]], [[1, 2]]], [[[1]], [[1]], [[]]], [[[1]], [[1]], []])),

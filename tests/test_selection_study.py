@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from dispatch.decision import Rule
+from dispatch.evidence import Evidence
 from dispatch.regimes import decide_bucket
 from dispatch.samples import TWIN, BucketSamples, Cell
-from dispatch.selector import Evidence, select_stable
+from dispatch.selector import select_stable
 
 MEASURED = Path(__file__).parents[2] / "shared" / "data" / "h200_chain_uniform_ragged.json"
 NAMES = ("fa3", "fa2tc", "xqa", "cudnn", "fa2cc")  # the default first, in priority order
@@ -70,9 +71,13 @@ def noisy(times, rng):
     drift = rng.normal(0, 0.01, size=(1, shape[1], ROUNDS))
     outlier = 0.2 * (rng.random(shape) < 0.02)
     layer = with_twin * np.exp(rng.normal(0, 0.01, size=shape) + drift + outlier)
-    cells = tuple(Cell(1000 * 4 ** (i // 2), 1000 * 4 ** (i // 2) * (1 + i % 2), "") for i in range(shape[1]))
+    profiles = ("equal", "ragged")
+    cells = tuple(
+        Cell(1000 * 4 ** (i // 2), 1000 * 4 ** (i // 2) * (1 + i % 2), profiles[i % 2]) for i in range(shape[1])
+    )
     zero = np.zeros_like(layer)
-    return BucketSamples(1, cells, (NAMES[0], TWIN, *NAMES[1:]), np.stack([zero, zero, layer]))
+    longest = np.array([[cell.max_kv] * ROUNDS for cell in cells])
+    return BucketSamples(1, cells, (NAMES[0], TWIN, *NAMES[1:]), np.stack([zero, zero, layer]), longest)
 
 
 def evidence_of(samples):
@@ -159,8 +164,8 @@ def test_boxes_gain_more_than_argmin_and_than_one_stable_choice_a_bucket(study):
 
 def test_a_flip_of_boxes_between_runs_without_a_store_costs_less_than_the_threshold_and_its_noise(study):
     # the two partitions are equal to the rule: to delta, 3%, and the noise of a median of 15 rounds, below 1%
-    assert study["regimes"].flips < 0.25
-    assert study["regimes"].flip_cost < 0.04
+    assert study["regimes"].flips < 0.35
+    assert study["regimes"].flip_cost < 0.03
 
 
 def test_where_no_true_difference_is_near_a_threshold_a_thousand_runs_give_one_answer():

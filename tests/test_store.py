@@ -144,7 +144,7 @@ def no_plan(path: Path) -> None:
 
 
 def samples_of_another_version(path: Path) -> None:
-    path.write_bytes(gzip.compress(b'{"format": 2, "runs": []}'))
+    path.write_bytes(gzip.compress(b'{"format": 1, "runs": []}'))
 
 
 def samples_of_another_key(path: Path) -> None:
@@ -168,7 +168,7 @@ BAD_SAMPLES = [
     (empty, "not JSON"),
     (truncated, "ends too early"),
     (binary, "not JSON"),
-    (samples_of_another_version, "format: 2; this version reads 1"),
+    (samples_of_another_version, "format: 1; this version reads 2"),
     (samples_of_another_key, "max_seq_len: "),
     (no_samples, "nothing is in it"),
 ]
@@ -247,7 +247,7 @@ ELSEWHERE: list[tuple[tuple[str, ...], object, str]] = [
     (("backends", "torch_chunked"), "2.7.0", "backends.torch_chunked: the plan has '2.7.0'"),
     (("backends", "a_new_one"), "1", "backends.a_new_one: the plan has '1', here it is 'nothing'"),
     (("priority",), ["torch_chunked", "torch_sdpa"], "priority: "),
-    (("rule_version",), 2, "rule_version: the plan has 2, here it is 3"),
+    (("rule_version",), 2, "rule_version: the plan has 2, here it is 4"),
     (("threshold",), 0.03 + 1e-9, "threshold: "),
     (("exclude",), ["torch_chunked"], "exclude: "),
     # equal to Python, and yet another key: JSON tells true, 1 and 1.0 apart

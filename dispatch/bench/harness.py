@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
+import numpy as np
 import torch
 
 from dispatch.backends import DecodeImpl, Registry
@@ -95,7 +96,8 @@ class Bench:
         rounds = Rounds(self.pool, self.timer, arms, len(names), cells)
         rounds.run(inputs, self.traits.plan_hidden, deadline, progress, self.phases)
         exclusions += rounds.exclusions
-        return BucketSamples(bucket, tuple(p.cell for p in cells), names, rounds.times, tuple(exclusions))
+        longest = np.array([planned.lengths.max(axis=1) for planned in cells])
+        return BucketSamples(bucket, tuple(p.cell for p in cells), names, rounds.times, longest, tuple(exclusions))
 
     def _prove(
         self,

@@ -97,13 +97,15 @@ def _why_missed(stored: StoredPlan, batch_size: int) -> str:
 
 
 def _evidence(samples: Samples | None, bucket: int, kv: int, max_kv: int) -> tuple[Regime | None, BucketSamples | None]:
+    """The decided box, and the samples that its cells are of."""
     from dispatch.regimes import decide
+    from dispatch.subcells import split
 
     if samples is None:
         return None, None
     regimes = decide(samples).get(bucket, ())
     regime = next((r for r in regimes if r.box.holds(kv, max_kv)), None)
-    return regime, next((b for b in samples.buckets if b.bucket == bucket), None)
+    return regime, next((split(b) for b in samples.buckets if b.bucket == bucket), None)
 
 
 def _verdicts(regime: Regime, bucket: BucketSamples, default: str) -> Table:
@@ -131,7 +133,7 @@ def _medians(regime: Regime, bucket: BucketSamples, num_layers: int) -> Table:
     import numpy as np
     from rich.table import Table
 
-    from dispatch.selector import median_of_rounds
+    from dispatch.evidence import median_of_rounds
 
     table = Table(title=f"microseconds a step of {num_layers} layers, median of the rounds", title_justify="left")
     for title in ("mean KV", "max KV", "profile"):

@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dispatch.evidence import Evidence
 from dispatch.regimes import decide
 from dispatch.samples import Samples
-from dispatch.selector import Evidence
 
 HALF_ROUNDS = 6  # valid ones that a cell must have of the 7 or 8 of a half
+SLOWER = float(np.log(1.03))
 
 
 @dataclass(frozen=True)
 class Gains:
     """Of a plan's boxes, those of another candidate than the default, and their cross-fitted speedups.
 
-    `mean_of_cells`, `slower_cells`: speed over the default in all cells, and those below 1, on the rounds that chose.
+    `batches`, `mean`: of all that were timed, speed over the default on the rounds that chose.
     """
 
     boxes: int
@@ -26,29 +27,29 @@ class Gains:
     least: float
     median: float
     most: float
-    cells: int
-    mean_of_cells: float
-    slower_cells: int
+    batches: int
+    mean: float
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Cells of other candidates than the default, where half of the rounds decides and the other half scores.
+    """Batches that another candidate than the default serves, where half of the rounds decides and the other scores.
 
-    `worst`: the log of time over the default's in the worst one.
+    `slower`: those over 3% slower than the default; `twin_slower`: as many are its own second run's, which is noise.
+    `mean`: speed over the default of all batches, whoever serves them.
     """
 
-    cells: int
+    batches: int
     slower: int
-    slower_by_2_percent: int
-    worst: float
+    twin_slower: int
+    mean: float
 
 
 def gains(samples: Samples) -> Gains:
     """Of the plan that the rule makes of all rounds."""
     regimes = [regime for own in decide(samples).values() for regime in own]
     speedups = [r.speedup for r in regimes if r.decision.candidate != samples.default] or [1.0]
-    logs = np.array([log for _, log in _served(samples, samples)])
+    logs = [log for _, log, _ in _served(samples, samples)]
     other = sum(r.decision.candidate != samples.default for r in regimes)
     return Gains(
         len(regimes),
@@ -57,8 +58,7 @@ def gains(samples: Samples) -> Gains:
         float(np.median(speedups)),
         max(speedups),
         len(logs),
-        float(np.exp(-logs.mean())),
-        int((logs > 0).sum()),
+        float(np.exp(-np.mean(logs))),
     )
 
 
@@ -66,22 +66,30 @@ def held_out(samples: Samples) -> HeldOut:
     """The even rounds decide and the odd ones score, then the other way round."""
     even, odd = (_of_rounds(samples, first) for first in (0, 1))
     served = [*_served(even, odd), *_served(odd, even)]
-    logs = np.array([log for is_other, log in served if is_other])
-    worst = float(logs.max()) if logs.size else 0.0
-    return HeldOut(len(logs), int((logs > 0).sum()), int((logs > 0.02).sum()), worst)
+    others = [(log, twin) for is_other, log, twin in served if is_other]
+    slower, twin_slower = (sum(each[i] > SLOWER for each in others) for i in (0, 1))
+    return HeldOut(len(others), slower, twin_slower, float(np.exp(-np.mean([log for _, log, _ in served]))))
 
 
 def _of_rounds(samples: Samples, first: int) -> Samples:
-    buckets = tuple(replace(b, times=b.times[..., first::2]) for b in samples.buckets)
+    buckets = tuple(replace(b, times=b.times[..., first::2], longest=b.longest[:, first::2]) for b in samples.buckets)
     return replace(samples, rule=replace(samples.rule, min_rounds=HALF_ROUNDS), buckets=buckets)
 
 
-def _served(decides: Samples, scores: Samples) -> Iterator[tuple[bool, float]]:
-    """Of every cell: whether another than the default serves it, and the median log of its time over the default's."""
+def _served(decides: Samples, scores: Samples) -> Iterator[tuple[bool, float, float]]:
+    """Of every batch: whether another than the default serves it, and the log of its time, and of the twin's, over the
+    default's. The default's time is the mean of its two."""
     regimes = decide(decides)
     for bucket in scores.buckets:
         evidence = Evidence.of(bucket, scores.num_layers, scores.priority)
-        for regime in regimes[bucket.bucket]:
-            name = regime.decision.candidate
-            medians = evidence.medians[evidence.candidates.index(name), list(regime.cells)]
-            yield from ((name != scores.default, float(m)) for m in np.nan_to_num(medians))
+        step = evidence.log_step
+        both = np.nanmean(step[[0, evidence.twin]], axis=0)
+        boxes = [r.box for r in regimes[bucket.bucket]]
+        for c, round_ in np.argwhere(np.isfinite(both)).tolist():
+            mean_kv, longest = bucket.cells[c].mean_kv, int(bucket.longest[c, round_])
+            name = next((box.candidate for box in boxes if box.holds(mean_kv, longest)), scores.default)
+            log = step[evidence.candidates.index(name), c, round_] - both[c, round_]
+            if name == scores.default:
+                yield False, 0.0, 0.0
+            elif np.isfinite(log):
+                yield True, float(log), float(step[evidence.twin, c, round_] - step[0, c, round_])

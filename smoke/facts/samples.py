@@ -7,16 +7,17 @@ batch 1 the cells of equal lengths stand for all profiles.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dispatch.candidate import Candidate
+from dispatch.evidence import median_of_rounds
 from dispatch.regimes import decide
 from dispatch.samples import TWIN, BucketSamples, Samples, log_of_times
-from dispatch.selector import median_of_rounds
 from dispatch.spec import AttentionSpec
+from dispatch.subcells import split
 
 BASE = "fa3"
 EQUAL, TRACE = "equal", "trace"
@@ -93,6 +94,7 @@ def equal_tuned(samples: Samples, cost: Cost) -> Speeds:
 
 def own_rule(samples: Samples, cost: Cost) -> Speeds:
     """What our rule picks from the same samples, in the same ragged cells."""
+    samples = replace(samples, buckets=tuple(map(split, samples.buckets)))
     regimes = decide(samples)
 
     def picks(bucket: BucketSamples, ratios: Floats) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,124 @@
+"""Evidence: a bucket's samples, prepared for the deciding rule. Pure; needs numpy alone.
+
+Every comparison is r = log(t candidate) - log(t default) of the same round, so that drift cancels.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dispatch.candidate import Candidate
+from dispatch.decision import Rule
+from dispatch.samples import TWIN, BucketSamples, Exclusion, log_of_times
+
+Floats = NDArray[np.float64]
+NORMAL = 1.4826  # standard deviation over the median absolute value, of a normal distribution around 0
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A bucket's samples, prepared once for the many boxes that a partition tries.
+
+    `log_step` is [candidate, cell, round]; row 0 is the default. `longest` is [cell, round], 0 where a round is not the
+    cell's. `source`: of each cell, the number of the one that it is part of (subcells.split). `priority` lists
+    backends, best first.
+    """
+
+    candidates: tuple[str, ...]
+    log_step: Floats
+    longest: NDArray[np.int64]
+    source: NDArray[np.int64]
+    priority: tuple[str, ...]
+    exclusions: tuple[Exclusion, ...] = ()
+
+    @classmethod
+    def of(cls, samples: BucketSamples, num_layers: int, priority: Sequence[str]) -> Evidence:
+        """From raw samples."""
+        log_step = log_of_times(samples.step_us(num_layers))
+        numbers: dict[tuple[int, str], int] = {}
+        source = [numbers.setdefault((c.mean_kv, c.profile), len(numbers)) for c in samples.cells]
+        return cls(samples.candidates, log_step, samples.longest, np.array(source), tuple(priority), samples.exclusions)
+
+    @property
+    def twin(self) -> int:
+        """The row of the default's twin."""
+        return self.candidates.index(TWIN)
+
+    @cached_property
+    def planned(self) -> NDArray[np.int64]:
+        """Rounds of each cell, whether they were measured or not."""
+        count: NDArray[np.int64] = (self.longest > 0).sum(axis=1)
+        return count
+
+    @cached_property
+    def r(self) -> Floats:
+        """Paired log ratio to the default, [candidate, cell, round]."""
+        ratio: Floats = self.log_step - self.log_step[0]
+        return ratio
+
+    @cached_property
+    def rounds(self) -> NDArray[np.int64]:
+        """Valid rounds, [candidate, cell]."""
+        valid: NDArray[np.int64] = np.isfinite(self.r).sum(axis=2)
+        return valid
+
+    @cached_property
+    def medians(self) -> Floats:
+        """Median over rounds of r, [candidate, cell]; NaN without a valid round."""
+        return median_of_rounds(self.r)
+
+    @cached_property
+    def aa_spread(self) -> Floats:
+        """|median r| of the default's twin around each cell; where it was not measured, nothing can clear the noise."""
+        spread: Floats = np.abs(np.nan_to_num(median_of_rounds(self._twin), nan=np.inf))
+        return spread[self.source]
+
+    @cached_property
+    def noise(self) -> Floats:
+        """Standard deviation of the twin's r around each cell, as its median absolute value tells it, [cell]."""
+        deviation: Floats = NORMAL * np.nan_to_num(median_of_rounds(np.abs(self._twin)), nan=np.inf)
+        return deviation[self.source]
+
+    @cached_property
+    def _twin(self) -> Floats:
+        """The twin's r of each source, [source, round]: a source's rounds are in one of its cells each."""
+        r = self.r[self.twin]
+        whole = np.full((int(self.source.max()) + 1, r.shape[1]), np.nan)
+        for cell, number in enumerate(self.source):
+            whole[number] = np.where(np.isnan(r[cell]), whole[number], r[cell])
+        return whole
+
+    @cached_property
+    def ranks(self) -> dict[str, int]:
+        """Position in priority order of each candidate; tactics in the order in which the backend lists them."""
+        known = {name: i for i, name in enumerate(self.priority)}
+        order = sorted(
+            self.candidates, key=lambda c: known.get(Candidate.parse(c).backend, len(known)) if c != TWIN else 0
+        )
+        return {name: i for i, name in enumerate(order)}
+
+    @cached_property
+    def halves(self) -> tuple[Evidence, Evidence]:
+        """The same with the even rounds alone, and with the odd ones."""
+        even, odd = (
+            replace(self, log_step=self.log_step[:, :, first::2], longest=self.longest[:, first::2]) for first in (0, 1)
+        )
+        return even, odd
+
+    def delta(self, cells: Sequence[int], rule: Rule) -> float:
+        """The gain that a decision over these cells must clear."""
+        return max(rule.threshold, 2 * float(self.aa_spread[list(cells)].max()))
+
+
+def median_of_rounds(r: Floats) -> Floats:
+    """Median over the last axis without the NaN; NaN where nothing is left."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # "All-NaN slice": that is a value here
+        median: Floats = np.nanmedian(r, axis=-1)
+    return median

@@ -1,0 +1,134 @@
+"""Cutting a bucket's (mean KV, max KV) plane into the boxes that gain most. Pure; needs numpy alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from dispatch.confirm import decide_cells
+from dispatch.decision import Rule
+from dispatch.evidence import Evidence, median_of_rounds
+from dispatch.samples import Box, BucketSamples
+from dispatch.selector import over_stored
+
+BOX_MARGIN = 0.003  # what one more box must gain, on average over the bucket's batches
+DEPTH = 3  # how often a part is cut further, into up to three each time
+
+Bounds = tuple[tuple[int, int], tuple[int, int]]
+"""Of the mean KV and of the max KV, both ends inclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some cells with the cuts around them; None where no cut bounds that side. (mean KV, max KV) each."""
+
+    cells: tuple[int, ...]
+    low: tuple[int | None, int | None] = (None, None)
+    high: tuple[int | None, int | None] = (None, None)
+
+
+class Search:
+    """Decides sets of cells, each once, for the many partitions that share them."""
+
+    def __init__(self, evidence: Evidence, samples: BucketSamples, rule: Rule) -> None:
+        """`samples`: those of the evidence, in cells whose longest requests lie close together (subcells.split)."""
+        self.evidence, self.rule = evidence, rule
+        self.means = [cell.mean_kv for cell in samples.cells]
+        self.least = [int(longest[longest > 0].min()) for longest in samples.longest]
+        self.most = [int(longest.max()) for longest in samples.longest]
+        self.decided: dict[tuple[int, ...], tuple[str, float]] = {}
+
+    def pick(self, cells: tuple[int, ...]) -> tuple[str, float]:
+        """What the rule picks for these cells, and its cost: the sum of log time over the default's, by rounds."""
+        if cells not in self.decided:
+            name = decide_cells(self.evidence, cells, self.rule).candidate
+            own = self.evidence.medians[self.evidence.candidates.index(name), list(cells)]
+            self.decided[cells] = name, float((np.nan_to_num(own) * self.evidence.planned[list(cells)]).sum())
+        return self.decided[cells]
+
+    def inside(self, box: Box) -> tuple[int, ...]:
+        """The cells of which every batch lies in the box."""
+        return tuple(
+            i for i, mean in enumerate(self.means) if box.holds(mean, self.least[i]) and box.holds(mean, self.most[i])
+        )
+
+    def best(self) -> list[Part]:
+        """The parts that gain most, less a margin for each of them."""
+        return self._cut(Part(tuple(range(len(self.means)))), DEPTH)
+
+    def faster(self, new: list[Part], old: list[Part], old_names: list[str]) -> bool:
+        """Whether what `new` picks is clearly faster than the stored choices, on average over the cells."""
+        was, now = {}, {}
+        for part, name in zip(old, old_names, strict=True):
+            was.update(dict.fromkeys(part.cells, decide_cells(self.evidence, part.cells, self.rule, name).candidate))
+        for part in new:
+            now.update(dict.fromkeys(part.cells, self.pick(part.cells)[0]))
+        row, log_step, cells = self.evidence.candidates.index, self.evidence.log_step, list(now)
+        gains = np.array([median_of_rounds(log_step[row(now[c]), c] - log_step[row(was[c]), c]) for c in cells])
+        known, weights = np.isfinite(gains), self.evidence.planned[cells]
+        mean = float(np.average(gains[known], weights=weights[known])) if known.any() else 0.0
+        return mean <= -over_stored(self.evidence.delta(cells, self.rule), self.rule)
+
+    def bounds(self, part: Part) -> Bounds:
+        """Cuts bound a part. Where there is none: its own means, and what its cells were measured for.
+
+        A cell speaks for means up to the cut between it and the next point; there its longest request is longer in
+        proportion, or shorter, within the bucket's extremes.
+        """
+        means = [self.means[i] for i in part.cells]
+        mean_min, mean_max = (
+            end if cut is None else cut for end, cut in ((min(means), part.low[0]), (max(means), part.high[0]))
+        )
+        max_min, max_max = part.low[1], part.high[1]
+        if max_min is None:
+            lowest = [i for i in part.cells if self.means[i] == min(means)]
+            reached = min(self.least[i] * mean_min // self.means[i] for i in lowest)
+            max_min = max(min(self.least), min(reached, *(self.least[i] for i in part.cells)))
+        if max_max is None:
+            highest = [i for i in part.cells if self.means[i] == max(means)]
+            reached = max(-(-self.most[i] * mean_max // self.means[i]) for i in highest)
+            max_max = min(max(self.most), max(reached, *(self.most[i] for i in part.cells)))
+        return (mean_min, mean_max), (max_min, max_max)
+
+    def _cut(self, part: Part, depth: int) -> list[Part]:
+        """The part, or what it is best cut into."""
+        least = BOX_MARGIN * float(self.evidence.planned.sum())
+        best, lowest = [part], self.pick(part.cells)[1]
+        for parts in self._partitions(part) if depth else ():
+            cost = sum(self.pick(p.cells)[1] for p in parts) + least * (len(parts) - 1)
+            if cost < lowest:
+                best, lowest = parts, cost
+        return best if len(best) == 1 else [finer for p in best for finer in self._cut(p, depth - 1)]
+
+    def _partitions(self, part: Part) -> Iterator[list[Part]]:
+        """Every cut into two, and into three."""
+        for two in self._cuts(part):
+            yield list(two)
+            for i in (0, 1):
+                yield from ([*three, two[1 - i]] for three in self._cuts(two[i]))
+
+    def _cuts(self, part: Part) -> Iterator[tuple[Part, Part]]:
+        """Every straight cut in two, at the geometric midpoint of neighbouring cells."""
+        means = sorted({self.means[i] for i in part.cells})
+        for middle in (math.isqrt(a * b) for a, b in pairwise(means)):
+            yield self._two(part, 0, middle)
+        end = 0
+        for least, most in sorted((self.least[i], self.most[i]) for i in part.cells):
+            if 0 < end < least:  # no batch between
+                yield self._two(part, 1, math.isqrt(end * least))
+            end = max(end, most)
+
+    def _two(self, part: Part, axis: int, middle: int) -> tuple[Part, Part]:
+        at = (self.means, self.most)[axis]
+        return (
+            Part(tuple(i for i in part.cells if at[i] <= middle), part.low, _with(part.high, axis, middle)),
+            Part(tuple(i for i in part.cells if at[i] > middle), _with(part.low, axis, middle + 1), part.high),
+        )
+
+
+def _with(pair: tuple[int | None, int | None], axis: int, value: int) -> tuple[int | None, int | None]:
+    return (value, pair[1]) if axis == 0 else (pair[0], value)
