@@ -52,6 +52,23 @@ def test_all_candidates_of_a_round_see_the_same_lengths_and_each_round_of_a_ragg
     assert len(set(ragged)) == ROUNDS
 
 
+def test_a_sample_far_above_the_least_of_its_cell_is_taken_once_more_and_the_faster_one_counts():
+    # the recording's eighth step is an outlier: in a cell at a time, its eighth round
+    timer = ScriptedTimer(lambda name, lengths, sample: 30.0 if (name, sample) == ("b", 7) else 10.0)
+    bench = bench_of(backend("a"), backend("b"), timer=timer, grid=(32,))
+    bench.planned = {4: bench.planned[4][:1]}
+    samples = measure(bench, "a", "b")
+    assert np.array_equal(samples.times[2], np.full((3, 1, ROUNDS), 10.0))
+    assert sum(name == "b" for name, _ in timer.order) == ROUNDS + 1
+
+
+def test_what_takes_long_each_time_keeps_its_time():
+    slow = lambda name, lengths, sample: 10.0 + max(lengths)  # noqa: E731
+    samples = measure(bench_of(backend("a"), backend("b"), timer=ScriptedTimer(slow), grid=(32,)), "a", "b")
+    for cell, longest in enumerate(samples.longest):
+        assert np.array_equal(samples.times[2, 2, cell], 10.0 + longest)
+
+
 def test_the_order_of_candidates_is_shuffled_between_rounds():
     timer = ScriptedTimer(lambda name, lengths, sample: 10.0)
     measure(bench_of(backend("a"), backend("b"), backend("c"), timer=timer, grid=(32,)), "a", "b", "c")
