@@ -29,6 +29,7 @@ class StepBuffers:
         self.lengths = torch.ones(rows, dtype=torch.int32, device=device)
         shapes = [(rows, group.spec.max_pages(max_seq_len)) for group in groups]
         self.tables = [torch.full(shape, reserved_page, dtype=torch.int32, device=device) for shape in shapes]
+        self._reserved = torch.tensor(reserved_page, dtype=torch.int32, device=device)
         self._used = 0  # rows of the tables that hold requests' pages
         self._inputs = {bucket: self._of(bucket) for bucket in buckets}
         self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
@@ -62,8 +63,12 @@ class StepBuffers:
             self._fill_host(live, bucket, lengths_host)
             self.lengths[:live].copy_(lengths)
             self.lengths[live:bucket].fill_(1)
-        for mine, theirs in zip(self.tables, block_tables, strict=True):
-            mine[:live, : theirs.shape[1]].copy_(theirs)
+        for group, mine, theirs in zip(self.groups, self.tables, block_tables, strict=True):
+            pages = mine[:live, : theirs.shape[1]]
+            if group.spec.sliding_window is None:
+                pages.copy_(theirs)
+            else:  # engines write -1 where a window has left a page behind, and kernels read every page in range
+                torch.where(theirs < 0, self._reserved, theirs, out=pages)
             if live < self._used:  # the rows behind are on the reserved page already
                 mine[live : self._used].fill_(self.reserved_page)
         self._used = live
