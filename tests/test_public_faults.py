@@ -153,7 +153,8 @@ FAULTS: dict[str, str] = {
         test_runner::test_what_speaks_against_switching_is_said_once_and_the_default_serves""",
     "silent choice of a slower backend": """
         test_selector::test_a_candidate_slower_in_one_cell_is_never_chosen_however_much_it_gains_in_the_others
-        test_public_faults::test_what_serves_everything_and_is_slower_is_chosen_nowhere""",
+        test_selector::test_a_winner_must_gain_three_percent_in_log_time
+        test_tuner::test_a_named_default_is_the_one_to_beat""",
 }
 
 
@@ -358,11 +359,11 @@ def test_a_busy_host_changes_no_time(machine):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_host_that_stalls_now_and_then_changes_no_choice(monkeypatch, seed):
-    # seen to fail: with the mean over rounds in place of the median (`log.mean` in the selector's evidence)
+    # seen to fail: with the mean over rounds in place of the median (`median_of_rounds`)
     rng = np.random.default_rng(seed)
 
     def layer_us(name, lengths, sample):
-        return {"a": 100.0, "b": 80.0, "c": 90.0}[name] * (10.0 if rng.random() < 0.04 else 1.0)
+        return {"a": 100.0, "b": 80.0, "c": 90.0}[name] * (10.0 if rng.random() < 0.02 else 1.0)
 
     monkeypatch.setattr(dispatch.tuner, "timer_for", lambda device: ScriptedTimer(layer_us))
     request = TuneRequest(spec_of(), (1,), 8, 10_000, DispatchConfig())
@@ -436,14 +437,3 @@ def test_a_group_of_layers_that_a_backend_does_not_serve_costs_the_other_group_n
     runner.run(*engine.request([9, 33]))
     a, mine = Candidate("a"), Candidate("b")
     assert set(runner.serving.ready) == {(bucket, v) for bucket in BUCKETS for v in ((a, a), (mine, a))}
-
-
-def test_what_serves_everything_and_is_slower_is_chosen_nowhere(monkeypatch):
-    # seen to fail: with the last of the eligible in place of the default
-    monkeypatch.setattr(
-        dispatch.tuner, "timer_for", lambda device: ScriptedTimer(lambda name, *_: {"a": 100, "b": 118}[name])
-    )
-    plan, _ = tune(
-        TuneRequest(spec_of(), (1, 4), 64, 1000), CPU, registry_of(backend("a"), backend("b")), lambda *_: None
-    )
-    assert {d.box.candidate for d in plan.boxes} == {"a"}

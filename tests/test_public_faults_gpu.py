@@ -1,4 +1,4 @@
-"""Faults that others have reported, on a GPU, with every kernel that serves the layer; test_public_faults has the table.
+"""Faults that others have reported, on a GPU, with every kernel that serves the layer. test_public_faults has a table.
 
 Compiles kernels where the machine has none yet, which takes minutes.
 """
