@@ -47,7 +47,8 @@ class StepBuffers:
     ) -> None:
         """Put a step's requests into the first rows, and rows of length 1 on the reserved page behind them.
 
-        lengths_host: int32 [live], on the host. block_tables: of each group, int32 [live, pages], on the device.
+        lengths_host: int32 [live], on the host. block_tables: of each group, int32 [live, pages], on the device; -1
+        where a sliding window has left a page behind.
         lengths: int32 [live], on the device, where the host's are only upper bounds. Waits for no device, but for the
         copy of the step before.
         """
