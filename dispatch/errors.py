@@ -16,6 +16,8 @@ The command line prints the message of each as one line and exits with status 2.
 
 from __future__ import annotations
 
+LONGEST_REASON = 300  # characters
+
 
 class DispatchError(Exception):
     """Base of the package's exceptions."""
@@ -58,5 +60,9 @@ class PlanError(DispatchError):
 
 
 def one_line(error: BaseException) -> str:
-    """An exception of whatever kind as a reason in a table or a log: its type and the first line of its message."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    """An exception of whatever kind as a reason in a table or a log: its type and the first line of its message.
+
+    That line is cut where it is long: a compiler's may be all of its command.
+    """
+    line = f"{type(error).__name__}: {error}".splitlines()[0]
+    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}..."

@@ -29,6 +29,7 @@ class StepBuffers:
         self.lengths = torch.ones(rows, dtype=torch.int32, device=device)
         shapes = [(rows, group.spec.max_pages(max_seq_len)) for group in groups]
         self.tables = [torch.full(shape, reserved_page, dtype=torch.int32, device=device) for shape in shapes]
+        self._reserved = torch.tensor(reserved_page, dtype=torch.int32, device=device)
         self._used = 0  # rows of the tables that hold requests' pages
         self._inputs = {bucket: self._of(bucket) for bucket in buckets}
 
@@ -45,8 +46,9 @@ class StepBuffers:
     ) -> None:
         """Put a step's requests into the first rows, and rows of length 1 on the reserved page behind them.
 
-        lengths_host: int32 [live], on the host. block_tables: of each group, int32 [live, pages], on the device.
-        lengths: int32 [live], on the device, where the host's are only upper bounds. Waits for no device.
+        lengths_host: int32 [live], on the host. block_tables: of each group, int32 [live, pages], on the device; -1
+        where a sliding window has left a page behind. lengths: int32 [live], on the device, where the host's are only
+        upper bounds. Waits for no device.
         """
         live = len(lengths_host)
         self._host_values[:live] = lengths_host.numpy()
@@ -59,8 +61,12 @@ class StepBuffers:
         else:
             self.lengths[:live].copy_(lengths)
             self.lengths[live:bucket].fill_(1)
-        for table, theirs in zip(self.tables, block_tables, strict=True):
-            table[:live, : theirs.shape[1]].copy_(theirs)
+        for group, table, theirs in zip(self.groups, self.tables, block_tables, strict=True):
+            pages = table[:live, : theirs.shape[1]]
+            if group.spec.sliding_window is None:
+                pages.copy_(theirs)
+            else:  # engines write -1 where a window has left a page behind, and kernels read every page in range
+                torch.where(theirs < 0, self._reserved, theirs, out=pages)
             if live < self._used:  # the rows behind are on the reserved page already
                 table[live : self._used].fill_(self.reserved_page)
         self._used = live
