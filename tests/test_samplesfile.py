@@ -25,16 +25,9 @@ from dispatch.conclude import conclude
 from dispatch.decision import Reason, Rule
 from dispatch.errors import DispatchError, SamplesError
 from dispatch.regimes import decide
-from dispatch.samples import TWIN, Box, Exclusion, Samples
-from dispatch.samplesfile import (
-    FORMAT,
-    LONGEST_US,
-    read_samples,
-    samples_from_json,
-    samples_path,
-    samples_to_json,
-    write_samples,
-)
+from dispatch.samples import LONGEST_US, TWIN, Box, Exclusion, Samples
+from dispatch.samplesfile import FORMAT, read_samples, samples_path, write_samples
+from dispatch.samplesjson import samples_from_json, samples_to_json
 from tests.make import CELLS, LAYER_US, make_samples, paths, put_at
 
 TINY = make_samples(cells=CELLS[:1], buckets=(1,), rounds=1, layer_us={"torch_sdpa": [10], "torch_chunked": [8]})

@@ -21,7 +21,8 @@ from dispatch.key import digest
 from dispatch.plan import StoredPlan
 from dispatch.planfile import plan_to_json, write_plans
 from dispatch.samples import Samples
-from dispatch.samplesfile import samples_path, samples_to_json, write_samples
+from dispatch.samplesfile import samples_path, write_samples
+from dispatch.samplesjson import samples_to_json
 from dispatch.store import Store
 from tests.make import make_plan, make_samples, put_at
 

@@ -21,7 +21,8 @@ import pytest
 import dispatch.store
 from dispatch.planfile import read_plans
 from dispatch.samples import Samples
-from dispatch.samplesfile import samples_path, samples_to_json
+from dispatch.samplesfile import samples_path
+from dispatch.samplesjson import samples_to_json
 from dispatch.store import Store
 from tests.make import make_key, make_plan, make_samples
 
