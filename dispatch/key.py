@@ -35,10 +35,15 @@ def check_key(value: Any) -> dict[str, Any]:
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     """One line for each field that differs, in our order."""
+    return [f"{name}: the plan has {a!r}, here it is {b!r}" for name, a, b in differing(theirs, ours)]
+
+
+def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The name, their value and ours of each field that differs, in our order; "nothing" for one that is not there."""
     a, b = _flat(theirs), _flat(ours)
     names = [*b, *(name for name in a if name not in b)]
     return [
-        f"{name}: the plan has {a.get(name, 'nothing')!r}, here it is {b.get(name, 'nothing')!r}"
+        (name, a.get(name, "nothing"), b.get(name, "nothing"))
         for name in names
         if a.get(name) != b.get(name) or (name in a) != (name in b)
     ]
