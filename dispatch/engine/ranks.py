@@ -53,13 +53,28 @@ class Ranks:
         if not self._others:
             return [value]
         patience_s = self.patience_s if patience_s is None else patience_s
-        shared = self._exchanged(_packed([at, value]), at, patience_s)
-        for rank, message in shared.items():
-            if isinstance(message, str):
-                raise RanksError(f"rank {rank} has given up: {message}")
-            if message[0] != at:
-                raise RanksError(f"rank {rank} is elsewhere ({message[0]}), and rank {self.rank} here: {at}")
-        return [value if rank == self.rank else shared[rank][1] for rank in range(self.size)]
+        end, message, shared = monotonic() + patience_s, _packed([at, value]), {self.rank: value}
+        heads, bodies, sending = {}, {}, {}
+        rank = self.rank
+        try:
+            for rank in self._others:
+                heads[rank] = self._receive(rank, torch.zeros(1, dtype=torch.int64))
+                sending[rank] = self._send(rank, message)
+            for rank in self._others:
+                head, work = heads[rank]
+                _wait(work, end)
+                bodies[rank] = self._receive(rank, torch.zeros(int(head), dtype=torch.uint8))
+            for rank in self._others:
+                body, work = bodies[rank]
+                _wait(work, end)
+                shared[rank] = self._read(rank, body, at)
+            for rank in self._others:
+                for work in sending[rank]:
+                    _wait(work, end)
+        except RuntimeError as error:  # gloo's
+            late = f"did not come within {patience_s:g} s"
+            raise RanksError(f"rank {rank} {late if monotonic() >= end else 'is gone'}: {at}") from error
+        return [shared[rank] for rank in range(self.size)]
 
     def from_leader(self, at: str, value: Any) -> Any:
         """The leader's value, on every rank. Raises as `share` does."""
@@ -73,7 +88,12 @@ class Ranks:
         return next((f"rank {rank}: {why}" for rank, why in enumerate(objections) if why), "")
 
     def give_up(self, error: BaseException) -> None:
-        """Tell the others why this rank does not go on, where they come to share something. Never raises."""
+        """Tell the others why this rank does not go on, where they come to share something. Never raises.
+
+        What `share` has raised, they find out themselves.
+        """
+        if isinstance(error, RanksError):
+            return
         end = monotonic() + FAREWELL_S
         message, sending = _packed(one_line(error)), []
         for rank in self._others:
@@ -87,26 +107,15 @@ class Ranks:
             except RuntimeError:  # it does not listen; it will find the connection closed
                 continue
 
-    def _exchanged(self, mine: torch.Tensor, at: str, patience_s: float) -> dict[int, Any]:
-        """The messages of the others, by rank. Raises RanksError where one does not come in time, or is gone."""
-        end, late = monotonic() + patience_s, f"did not come within {patience_s:g} s"
-        receiving: dict[int, tuple[torch.Tensor, Work]] = {}
-        sending: dict[int, list[Work]] = {}
-        rank = self.rank
-        try:
-            for rank in self._others:
-                receiving[rank] = self._receive(rank, torch.zeros(1, dtype=torch.int64))
-                sending[rank] = self._send(rank, mine)
-            for rank in self._others:
-                head, work = receiving[rank]
-                _wait(work, end)
-                receiving[rank] = self._receive(rank, torch.zeros(int(head), dtype=torch.uint8))
-            for rank in self._others:
-                for work in (receiving[rank][1], *sending[rank]):
-                    _wait(work, end)
-        except RuntimeError as error:  # gloo's
-            raise RanksError(f"rank {rank} {late if monotonic() >= end else 'is gone'}: {at}") from error
-        return {rank: json.loads(body.numpy().tobytes()) for rank, (body, _) in receiving.items()}
+    def _read(self, rank: int, body: torch.Tensor, at: str) -> Any:
+        """What the rank has shared. Raises RanksError where it has given up, or is somewhere else."""
+        message = json.loads(body.numpy().tobytes())
+        if isinstance(message, str):
+            raise RanksError(f"rank {rank} has given up: {message}")
+        there, value = message
+        if there != at:
+            raise RanksError(f"rank {rank} is elsewhere ({there}), and rank {self.rank} here: {at}")
+        return value
 
     def _receive(self, rank: int, part: torch.Tensor) -> tuple[torch.Tensor, Work]:
         assert self._group is not None
