@@ -212,7 +212,7 @@ ENDS = {  # what the last rank raises, and the others; None: the last rank is go
     "dies_in_building": (None, "RanksError: rank {last} is gone: bucket 4: b is built"),
     "dies_in_checking": (None, "RanksError: rank {last} is gone: bucket 4: "),
 }
-ENDS_IN_BOTH = ("dies_before", "dies_in_building")
+ENDS_IN_BOTH = ("default_not_built", "dies_before", "dies_in_building")
 
 
 @pytest.mark.parametrize(("case", "world"), [(c, w) for c in ENDS for w in (BOTH if c in ENDS_IN_BOTH else (2,))])

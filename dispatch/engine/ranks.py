@@ -53,13 +53,14 @@ class Ranks:
         if not self._others:
             return [value]
         patience_s = self.patience_s if patience_s is None else patience_s
-        end, message, shared = monotonic() + patience_s, _packed([at, value]), {self.rank: value}
+        end, mine = monotonic() + patience_s, _packed([at, value])
         heads, bodies, sending = {}, {}, {}
+        messages: dict[int, Any] = {self.rank: [at, value]}
         rank = self.rank
         try:
             for rank in self._others:
                 heads[rank] = self._receive(rank, torch.zeros(1, dtype=torch.int64))
-                sending[rank] = self._send(rank, message)
+                sending[rank] = self._send(rank, mine)
             for rank in self._others:
                 head, work = heads[rank]
                 _wait(work, end)
@@ -67,14 +68,20 @@ class Ranks:
             for rank in self._others:
                 body, work = bodies[rank]
                 _wait(work, end)
-                shared[rank] = self._read(rank, body, at)
-            for rank in self._others:
+                messages[rank] = json.loads(body.numpy().tobytes())
+            for rank in self._others:  # that all know where this rank is, before it raises what they may not have seen
                 for work in sending[rank]:
-                    _wait(work, end)
+                    if isinstance(messages[rank], list):  # one that has given up does not listen
+                        _wait(work, end)
         except RuntimeError as error:  # gloo's
             late = f"did not come within {patience_s:g} s"
             raise RanksError(f"rank {rank} {late if monotonic() >= end else 'is gone'}: {at}") from error
-        return [shared[rank] for rank in range(self.size)]
+        for rank, message in messages.items():
+            if isinstance(message, str):
+                raise RanksError(f"rank {rank} has given up: {message}")
+            if message[0] != at:
+                raise RanksError(f"rank {rank} is elsewhere ({message[0]}), and rank {self.rank} here: {at}")
+        return [messages[rank][1] for rank in range(self.size)]
 
     def from_leader(self, at: str, value: Any) -> Any:
         """The leader's value, on every rank. Raises as `share` does."""
@@ -106,16 +113,6 @@ class Ranks:
                 _wait(work, end)
             except RuntimeError:  # it does not listen; it will find the connection closed
                 continue
-
-    def _read(self, rank: int, body: torch.Tensor, at: str) -> Any:
-        """What the rank has shared. Raises RanksError where it has given up, or is somewhere else."""
-        message = json.loads(body.numpy().tobytes())
-        if isinstance(message, str):
-            raise RanksError(f"rank {rank} has given up: {message}")
-        there, value = message
-        if there != at:
-            raise RanksError(f"rank {rank} is elsewhere ({there}), and rank {self.rank} here: {at}")
-        return value
 
     def _receive(self, rank: int, part: torch.Tensor) -> tuple[torch.Tensor, Work]:
         assert self._group is not None
