@@ -9,6 +9,7 @@ DispatchError
 |-- PlanFileError   a plan file that cannot be read, or belongs to another machine or model
 |-- RegistryError   an unknown or a duplicate backend name
 |-- MeasureError    nothing can be measured here; the engine keeps its default
+|-- RanksError      a rank of the engine is gone, or is doing something else than the others
 `-- PlanError       a broken contract of the C++ table (BackendPlan)
 
 The command line prints the message of each as one line and exits with status 2.
@@ -53,6 +54,10 @@ class RegistryError(DispatchError):
 
 class MeasureError(DispatchError):
     """Nothing can be measured here; the engine keeps its default."""
+
+
+class RanksError(DispatchError):
+    """A rank of the engine is gone, or does something else than the others; without it the others cannot go on."""
 
 
 class PlanError(DispatchError):

@@ -40,19 +40,23 @@ def check_key(value: Any) -> dict[str, Any]:
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     """One line for each field that differs, in our order; none only where the canonical texts are equal."""
+    return [
+        f"{name if name.isprintable() else shown(name)}: the plan has {_SAID.repr(a)}, here it is {_SAID.repr(b)}"
+        for name, a, b in differing(theirs, ours)
+    ] or ([] if canonical(theirs) == canonical(ours) else ["the plan has the same values in another form"])
+
+
+def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The name, their value and ours of each field that differs, in our order; "nothing" for one that is not there."""
     if canonical(theirs) == canonical(ours):
         return []
     a, b = _flat(theirs), _flat(ours)
     names = [*b, *(name for name in a if name not in b)]
     return [
-        f"{name if name.isprintable() else shown(name)}: the plan has {_said(a, name)}, here it is {_said(b, name)}"
+        (name, a.get(name, "nothing"), b.get(name, "nothing"))
         for name in names
         if _typed(a.get(name)) != _typed(b.get(name)) or (name in a) != (name in b)
-    ] or ["the plan has the same values in another form"]
-
-
-def _said(flat: Mapping[str, Any], name: str) -> str:
-    return _SAID.repr(flat.get(name, "nothing"))
+    ]
 
 
 def _typed(value: Any) -> tuple[type, Any]:

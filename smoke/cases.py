@@ -40,7 +40,7 @@ def moe(place: Place) -> Found:
 
 
 def two_ranks(place: Place) -> Found:
-    """The dense model over two ranks, by a plan whose winner is not the default where there is another."""
+    """The dense model over two ranks, by a plan that one has and all use; its winner is not the default if possible."""
     if place.kind == "cuda" and torch.cuda.device_count() < 2:
         raise Skipped("needs two GPUs")
     found = Found()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 
 from dispatch.config import DispatchConfig
 from dispatch.dtypes import TORCH_DTYPES
@@ -30,8 +31,10 @@ def make_decoder(name: str, device: torch.device, dtype: str = "bf16", rank: int
     return Decoder(sizes, weights, cache, BUCKETS[-1], world)
 
 
-def make_runner(decoder: Decoder, config: DispatchConfig) -> DecodeGraphRunner:
-    """A runner that has captured."""
+def make_runner(
+    decoder: Decoder, config: DispatchConfig, cpu_group: dist.ProcessGroup | None = None
+) -> DecodeGraphRunner:
+    """A runner that has captured, on every rank of the group."""
     spec, device = decoder.cache.spec, decoder.cache.device
     runner = DecodeGraphRunner(
         decoder.step,
@@ -43,6 +46,7 @@ def make_runner(decoder: Decoder, config: DispatchConfig) -> DecodeGraphRunner:
         reserved_page=RESERVED_PAGE,
         traits=TRAITS,
         device=device.type,
+        cpu_group=cpu_group,
     )
     runner.trigger_init_capture()
     return runner

@@ -104,11 +104,14 @@ def _rank(task: dict[str, Any]) -> None:
         runner: Runner
         if task["planned"]:
             config = DispatchConfig(enabled=True, cache_dir=Path(folder))
-            store_plan(decoder.cache.spec, config, device.type, everywhere(task["backend"]))
-            runner = make_runner(decoder, config)
+            if rank == 0:  # the others hear of the plan from it
+                store_plan(decoder.cache.spec, config, device.type, everywhere(task["backend"]))
+            runner = make_runner(decoder, config, dist.new_group(backend="gloo"))
             dropped = [v.dropped for v in runner.report.variants if v.dropped]
             if dropped:
                 raise RuntimeError(f"{task['backend']} was not captured: {dropped[0]}")
+            if rank and any(Path(folder).iterdir()):
+                raise RuntimeError("a rank that is not the leader has used its store")
         else:
             runner = DirectRunner(decoder, task["backend"])
         goldens = read(task["golden"])[: task["requests"]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -495,3 +497,18 @@ def test_a_planned_backend_that_breaks_its_word_after_the_plan_was_stored_costs_
     report = runner.trigger_init_capture()
     assert {v.dropped for v in report.variants if not v.is_default} == {"ValueError: broken"}
     assert len(runner.run(*engine.request([9, 33]))) == 2
+
+
+def test_what_a_graph_points_at_lives_as_long_as_its_replay_and_no_longer(tmp_path):
+    runner = runner_of(Engine(), tmp_path, backend("a"), backend("b"), boxes=EVERYWHERE)
+    runner.trigger_init_capture()
+    ready = runner.serving.ready[2, (Candidate("b"),)]
+    impl = weakref.ref(ready.built.impls[0])
+    for cls in (runner.backends.get("a"), runner.backends.get("b")):
+        type(cls).built.clear()  # where the fake keeps what it has built
+    del runner
+    gc.collect()
+    assert impl() is not None
+    del ready
+    gc.collect()
+    assert impl() is None

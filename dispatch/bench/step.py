@@ -33,7 +33,7 @@ BUCKETS_IN_PLAN, BOXES = 20, 3
 
 @dataclass(frozen=True)
 class StepCost:
-    """Microseconds on the host, medians: the refresh, the choice and its count, plan() of each eligible backend."""
+    """Microseconds on the host, medians: the refresh, the choice and its count, and plan() of each eligible backend."""
 
     batch: int
     refresh_us: float
@@ -48,7 +48,7 @@ def step_cost(spec: AttentionSpec, batch: int, device: DeviceFingerprint, backen
     buffers = StepBuffers([group], (batch,), LONGEST, 0, torch_device)
     table = torch.zeros(batch - 1, spec.max_pages(LONGEST), dtype=torch.int32, device=torch_device)
     lengths = [torch.randint(1, LONGEST, (batch - 1,), dtype=torch.int32) for _ in range(REPEATS)]
-    serving = _serving(group, buffers, batch)
+    serving = _serving(group, batch)
 
     refresh_us = _median_us(lambda step: buffers.refresh(batch, lengths[step], [table]), torch_device)
     inputs = buffers.inputs(batch)
@@ -61,11 +61,11 @@ def step_cost(spec: AttentionSpec, batch: int, device: DeviceFingerprint, backen
     return StepCost(batch, refresh_us, choose_us, plans)
 
 
-def _serving(group: LayerGroup, buffers: StepBuffers, batch: int) -> Serving:
+def _serving(group: LayerGroup, batch: int) -> Serving:
     """A plan of a usual size, with everything that it names captured for the bucket, the default among it."""
     table = random_plan(random.Random(0), BUCKETS_IN_PLAN, BOXES)
     names = sorted({entry.backend for entry in table.entries})
-    ready = Ready(BuiltStep(_no_step, (), buffers.inputs(batch), [group], {}), lambda: None)
+    ready = Ready(BuiltStep(_no_step, (), (), [group], {}), lambda: None)
     captured: dict[tuple[int, Variant], Ready] = {(batch, (Candidate(name),)): ready for name in names}
     return Serving([Choice(Candidate(names[0]), None, table)], captured, Counts())
 

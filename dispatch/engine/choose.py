@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dispatch._core import BackendPlan
 from dispatch.backends import Registry
 from dispatch.candidate import Candidate
 from dispatch.device import DeviceFingerprint
 from dispatch.eligible import eligible
+from dispatch.engine.agree import difference, facts_of
 from dispatch.engine.groups import LayerGroup
+from dispatch.engine.ranks import Ranks
 from dispatch.errors import DispatchError, one_line
 from dispatch.obtain import obtain_plan
 from dispatch.plan import StoredPlan
+from dispatch.planfile import plan_from_json, plan_to_json
 from dispatch.request import TuneRequest
 from dispatch.store import Store
 
@@ -37,28 +41,57 @@ def choose(
     device: DeviceFingerprint,
     registry: Registry,
     refusal: str,
+    ranks: Ranks,
 ) -> list[Choice]:
-    """For each group, load the plan or tune. `request` is the engine's, for any group; `refusal`: why not to switch.
+    """For each group, the plan that the leader loads or tunes: on all ranks, or on none.
 
-    A group that cannot have a plan keeps its default, with a line in the log. Raises ConfigError and MeasureError
-    where not even a default serves a group.
+    `request` is the engine's, for any group; `refusal`: why this rank does not switch. A group that cannot have a plan
+    keeps its default, with a line in the log. Raises ConfigError and MeasureError where not even a default serves a
+    group, and RanksError.
     """
     if refusal:  # what is never to be chosen does not matter then
         request = replace(request, config=replace(request.config, exclude=()))
     own = [replace(request, spec=group.spec, default=group.default or request.default) for group in groups]
-    return [_choose(one, device, registry, refusal) for one in own]
+    able = [eligible(one, device, registry) for one in own]
+    defaults = [Candidate(each.default) for each in able]
+    apart = difference(ranks, facts_of(own, able, device, registry, refusal))
+    if apart:
+        _log.warning("the default serves every step: %s", apart)
+    if refusal or apart:
+        return [Choice(default, why=refusal or apart) for default in defaults]
+    return [
+        _choose(one, default, device, registry, ranks, f"layer group {i}")
+        for i, (one, default) in enumerate(zip(own, defaults, strict=True))
+    ]
 
 
-def _choose(request: TuneRequest, device: DeviceFingerprint, registry: Registry, refusal: str) -> Choice:
-    default = Candidate(eligible(request, device, registry).default)
-    if refusal:
-        return Choice(default, why=refusal)
-    try:
-        obtained = obtain_plan(request, device, registry, Store(request.config.cache_dir))
-        table = obtained.plan.table()
-    except Exception as error:  # the engine starts, whatever went wrong in measuring
-        why = str(error) if isinstance(error, DispatchError) else one_line(error)
+def _choose(
+    request: TuneRequest, default: Candidate, device: DeviceFingerprint, registry: Registry, ranks: Ranks, group: str
+) -> Choice:
+    told = _obtained(request, device, registry) if ranks.is_leader else None
+    told = ranks.from_leader(f"{group}: the plan", told)  # the others wait for it, and read no store
+    plan, why = None, told["why"]
+    if not why:
+        try:
+            plan = plan_from_json(told["plan"])
+        except Exception as error:
+            why = _reason(error)
+    why = ranks.agreed(f"{group}: the plan is read", why)
+    if why or plan is None:
         _log.warning("%s: the default %s serves every step: %s", request.spec.describe(), default, why)
         return Choice(default, why=why)
-    _log.info("%s: plan %s", request.spec.describe(), obtained.source)
-    return Choice(default, obtained.plan, table)
+    _log.info("%s: plan %s", request.spec.describe(), told["source"])
+    return Choice(default, plan, plan.table())
+
+
+def _obtained(request: TuneRequest, device: DeviceFingerprint, registry: Registry) -> dict[str, Any]:
+    """The plan and how it was come by, or why there is none; as JSON."""
+    try:
+        obtained = obtain_plan(request, device, registry, Store(request.config.cache_dir))
+        return {"why": "", "plan": plan_to_json(obtained.plan), "source": obtained.source}
+    except Exception as error:  # the engine starts, whatever went wrong in measuring
+        return {"why": _reason(error)}
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, DispatchError) else one_line(error)

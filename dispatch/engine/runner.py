@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,14 +24,21 @@ from dispatch.engine.groups import EngineFacts, LayerGroup, check_layers
 from dispatch.engine.guards import start_refusal, step_refusal
 from dispatch.engine.output import rows
 from dispatch.engine.prepare import ABOVE_BUCKETS, batch_of
+from dispatch.engine.ranks import Ranks
 from dispatch.engine.report import CaptureReport, named
 from dispatch.engine.serving import Serving
 from dispatch.engine.variants import Variant, extra_variants
 from dispatch.errors import ConfigError
+from dispatch.obtain import SLACK_S
 from dispatch.request import TuneRequest
 from dispatch.traits import EngineTraits
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 _log = logging.getLogger(__name__)
+
+APART_S = 300.0  # how far apart ranks may come: each loads its weights, and compiles, at its own speed
 
 
 class DecodeGraphRunner:
@@ -53,11 +60,13 @@ class DecodeGraphRunner:
         trace: Trace | None = None,
         device: str | None = None,
         backends: Registry = registry,
+        cpu_group: ProcessGroup | None = None,
     ) -> None:
         """`step`: the engine's. `groups`: its layers. `buckets`: batch sizes to capture, ascending. `max_seq_len`:
         tokens of the longest request. `kv_capacity`: KV tokens that the engine holds. `reserved_page`: of the
         engine's pool, given to no request. `default`: the backend that the engine would use; None: the first eligible
-        one. `device`: "cpu" to try it out there; None: CUDA, and without it, the default on a CPU.
+        one. `device`: "cpu" to try it out there; None: CUDA, and without it, the default on a CPU. `cpu_group`: the
+        ranks that run this step together, with gloo, beside whatever the step itself calls; None: one rank.
 
         Raises ConfigError for sizes that cannot be served.
         """
@@ -80,6 +89,8 @@ class DecodeGraphRunner:
         # with its index: another thread of the engine may have another current device
         is_cuda = self.fingerprint.kind == "cuda"
         self.device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
+        # the leader may wait for another process that tunes, and then tune itself
+        self.ranks = Ranks(cpu_group, APART_S + 2 * (config.time_budget_s + SLACK_S))
         self.counts = Counts()
         self.report: CaptureReport | None = None
         self._served = False
@@ -87,16 +98,20 @@ class DecodeGraphRunner:
     def trigger_init_capture(self) -> CaptureReport:
         """Load the plan or tune, build, capture the largest bucket first, check. A second call does nothing more.
 
-        Call it before the first request, with the same in every row of the engine's own buffers: where rows differ in
-        what they write to the reserved page, the check of the graphs can compare less. Raises ConfigError
-        once requests are being served, ConfigError and MeasureError where not even a default serves a group, and what
-        the engine's own step raises.
+        Call it on every rank, before the first request, with the same in every row of the engine's own buffers: where
+        rows differ in what they write to the reserved page, the check of the graphs can compare less. Raises
+        ConfigError once requests are being served, ConfigError and MeasureError where not even a default serves a
+        group, what the engine's own step raises, and RanksError where another rank is gone or has given up.
         """
         if self._served:
             raise ConfigError("requests are being served: capture comes before the first of them")
         if self.report is None:
             with torch.inference_mode(False), torch.no_grad():  # or steps in another mode could not write the buffers
-                self.report = self._capture()
+                try:
+                    self.report = self._capture()
+                except BaseException as error:
+                    self.ranks.give_up(error)
+                    raise
         return self.report
 
     def _capture(self) -> CaptureReport:
@@ -104,7 +119,7 @@ class DecodeGraphRunner:
         if refusal and self.config.enabled:
             _log.warning("the default serves every step: %s", refusal)
         buckets, longest = self.request.buckets, self.request.max_seq_len
-        self.choices = choose(self.groups, self.request, self.fingerprint, self.backends, refusal)
+        self.choices = choose(self.groups, self.request, self.fingerprint, self.backends, refusal, self.ranks)
         gc.collect()  # what tuning has left is not to lie in the engine's way
         defaults: Variant = tuple(choice.default for choice in self.choices)
         self.buffers = StepBuffers(self.groups, buckets, longest, self.reserved_page, self.device)
@@ -112,11 +127,11 @@ class DecodeGraphRunner:
         builder = Builder(self.step, self.groups, longest, self.backends, self.device)
         self.above = AboveBuckets(builder, defaults, self.reserved_page)
         graphs: Graphs = CudaGraphs(self.device) if self.device.type == "cuda" else EagerSteps()
-        capturer = Capturer(builder, self.buffers, graphs, defaults, report)
+        capturer = Capturer(builder, self.buffers, graphs, defaults, report, self.ranks)
         plans = [choice.plan for choice in self.choices]
         wanted = {bucket: extra_variants(plans, defaults, bucket) for bucket in buckets}
         ready = capturer.capture(wanted, self.config.capture_budget_s, self.config.capture_budget_mib)
-        self.serving = Serving(self.choices, ready, self.counts)
+        self.serving = Serving(self.choices, ready, self.counts, self.ranks)
         for line in report.lines():
             _log.info("%s", line)
         return report
@@ -147,8 +162,7 @@ class DecodeGraphRunner:
             self.counts.missed(0, ABOVE_BUCKETS)
             return self.above.run(lengths_host, block_tables, lengths)
         self.buffers.refresh(bucket, lengths_host, block_tables, lengths)
-        ready = self.serving.planned(bucket, self.serving.choose(bucket, batch))
-        return rows(ready.replay(), live)
+        return rows(self.serving.choose(bucket, batch).replay(), live)
 
     def _checked(
         self, lengths_host: torch.Tensor, block_tables: Sequence[torch.Tensor], lengths: torch.Tensor | None
