@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -99,7 +100,15 @@ def _rank(task: dict[str, Any]) -> None:
         world_size=world,
         timeout=timedelta(seconds=PATIENCE_S),
     )
-    decoder = make_decoder(task["golden"], device, task["dtype"], rank, world)
+    _serve(task, device)
+    gc.collect()  # NCCL's communicator waits at its end for every graph that has captured its calls
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _serve(task: dict[str, Any], device: torch.device) -> None:
+    rank = task["rank"]
+    decoder = make_decoder(task["golden"], device, task["dtype"], rank, task["world"])
     with tempfile.TemporaryDirectory() as folder:
         runner: Runner
         if task["planned"]:
@@ -118,8 +127,6 @@ def _rank(task: dict[str, Any]) -> None:
         torch.save(serve(decoder, runner, goldens, steps=task["steps"]), task["result"])
         if isinstance(runner, DecodeGraphRunner) and {what for _, what in runner.counts.hits} != {task["backend"]}:
             raise RuntimeError(f"{task['backend']} was to serve: {dict(runner.counts.hits)}")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -42,7 +42,10 @@ APART_S = 300.0  # how far apart ranks may come: each loads its weights, and com
 
 
 class DecodeGraphRunner:
-    """Made between an engine's model and its graphs. Nothing is measured or captured before `trigger_init_capture`."""
+    """Made between an engine's model and its graphs. Nothing is measured or captured before `trigger_init_capture`.
+
+    Let go of it before the engine ends its process group: NCCL waits there for every graph that has captured its calls.
+    """
 
     def __init__(
         self,
