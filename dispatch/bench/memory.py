@@ -14,12 +14,16 @@ SERVER_SHARE = 0.9
 
 def free_bytes(device: torch.device) -> int:
     """Memory that the bench's pages may take on this device."""
+    return max(0, available_bytes(device) - RESERVE_BYTES)
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory of this device that is free."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-    else:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    return max(0, free - RESERVE_BYTES)
+        return int(free)
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
 def server_bytes(device: torch.device) -> int:
