@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+import time
 from pathlib import Path
+
+_log = logging.getLogger(__name__)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -25,3 +29,13 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def set_aside(path: Path, problem: str) -> None:
+    """Rename a file that cannot be used, with one warning; it is never deleted."""
+    try:
+        path.replace(path.with_name(f"{path.name}.bad-{time.time_ns()}"))
+    except OSError as error:
+        _log.warning("not used, and it cannot be set aside (%s): %s", error.strerror, problem)
+    else:
+        _log.warning("set aside: %s", problem)

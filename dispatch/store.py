@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +10,7 @@ from typing import TypeVar
 import platformdirs
 from filelock import FileLock
 
+from dispatch.atomic import set_aside
 from dispatch.errors import PlanFileError, SamplesError
 from dispatch.key import differences, digest
 from dispatch.plan import StoredPlan
@@ -19,7 +18,6 @@ from dispatch.planfile import read_plans, write_plans
 from dispatch.samples import Samples
 from dispatch.samplesfile import read_samples, samples_path, write_samples
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T", StoredPlan, Samples)
 
 
@@ -77,10 +75,5 @@ def _load(path: Path, read: Callable[[Path], tuple[T, ...]], key: dict[str, obje
         if not differing:
             return held[0]
         problem = f"{path}: {differing[0]}"
-    try:
-        path.replace(path.with_name(f"{path.name}.bad-{time.time_ns()}"))
-    except OSError as error:
-        _log.warning("not used, and it cannot be set aside (%s): %s", error.strerror, problem)
-    else:
-        _log.warning("set aside: %s", problem)
+    set_aside(path, problem)
     return None
