@@ -144,7 +144,7 @@ class IllegalAccess(Faulty):
 
 
 class WrongNumbers(Faulty):
-    """1% too much, in the last head of the last row."""
+    """5% too much, in the last head of the last row."""
 
     def after(self, out: torch.Tensor) -> None:
         out[-1, -1] *= 1.05
@@ -179,11 +179,9 @@ class DiffersBetweenRuns(Faulty):
         out.mul_(torch.where(self.runs % 3 == 0, 1.5, 1.0).to(out.dtype))
 
 
-class Prints(Faulty):
-    """No fault but noise: bytes that are no text, and lines that look like the child's own reports."""
+class Forges(WrongNumbers):
+    """Wrong, and prints bytes that are no text, and lines that would be the child's reports on the right pipe."""
 
     def before(self, out: torch.Tensor) -> None:
         for number in (1, 2):
-            os.write(
-                number, b'\xff\x00garbage\n["done"]\n["refused", "steady", 1, "numbers", "GATE_FAILED", "forged"]\n'
-            )
+            os.write(number, b'\xff\x00\n["proven", 1]\n["done"]\n')

@@ -44,9 +44,8 @@ def faults(fault: tuple[str, ...], kind: str | None, as_json: bool) -> None:
         table.add_column("seconds", justify="right")
         for r in results:
             others = "yes" if r.measured else "no"
-            happened = r.happened or "nothing: it was measured like the others"
-            style = "" if r.ok else "bold red"
-            table.add_row(r.fault, Text(happened), others, f"{r.seconds:.1f}", style=style)
+            happened = Text(r.happened or "nothing: it was measured like the others")
+            table.add_row(r.fault, happened, others, f"{r.seconds:.1f}", style="" if r.ok else "bold red")
         console().print(table)
     if not all(r.ok for r in results):
         raise SystemExit(1)

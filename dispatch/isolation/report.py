@@ -22,6 +22,8 @@ from dispatch.bench.timer import Recording, StepTime, Timer
 from dispatch.errors import one_line
 from dispatch.step import StepInputs
 
+LONGEST_TEXT = 200  # characters; so a line is written in one piece
+
 
 class Report:
     """The child's end of the pipe. `settle`: waits for the device, and raises where it does not work any more."""
@@ -34,8 +36,9 @@ class Report:
         """The stage in which a candidate raised."""
 
     def say(self, *message: object) -> None:
-        """One line, at once."""
-        os.write(self._pipe, json.dumps(message).encode() + b"\n")  # short enough to be written in one piece
+        """One line, at once, each text of it cut short: an error's may be a compiler's whole output."""
+        short = [part[:LONGEST_TEXT] if isinstance(part, str) else part for part in message]
+        os.write(self._pipe, json.dumps(short).encode() + b"\n")
 
     def leave(self) -> NoReturn:
         """End the process here and now: nothing of a candidate's runs at its exit."""
