@@ -309,7 +309,7 @@ def test_a_bucket_is_kept_when_the_budget_ends_after_the_rounds_that_the_rule_ne
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)  # one look at the clock
     looks = iter([0, 0, 0])  # the start, before the bucket, after it: the budget has ended by then
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(looks, 10_000))
-    ask = replace(ask, config=DispatchConfig(time_budget_s=rounds * 4 * 3 + 1.5))
+    ask = replace(ask, config=DispatchConfig(time_budget_s=rounds * 4 * 3 + 1.5, isolation="none"))
     looks = iter([0, 0])
     plan, _ = scripted({"a": 100, "b": 80}, ask=ask)
     assert (winners(plan) == {1: "b"}) is kept

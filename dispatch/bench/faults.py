@@ -13,6 +13,7 @@ from dispatch.device import DeviceFingerprint
 from dispatch.errors import MeasureError
 from dispatch.isolation.limits import Limits
 from dispatch.request import TuneRequest
+from dispatch.samples import TWIN
 from dispatch.spec import AttentionSpec
 from dispatch.tuner import tune
 
@@ -79,5 +80,5 @@ def run_fault(fault: str, device: DeviceFingerprint) -> FaultResult:
         plan, samples = tune(request, device, registry, limits=limits)
     except MeasureError as error:
         return FaultResult(fault, str(error), (), 0.0)
-    measured = {name for bucket in samples.buckets for name in bucket.candidates}
+    measured = {name for bucket in samples.buckets for name in bucket.candidates if name != TWIN}
     return FaultResult(fault, plan.refused.get(FAULTY, ""), tuple(sorted(measured)), plan.seconds)

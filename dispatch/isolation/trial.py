@@ -155,11 +155,14 @@ class Trial:
         return found
 
     def _log_file(self) -> IO[bytes]:
-        """For what the children print: beside the plan, or where nothing can be written there, nowhere."""
+        """For what the children print: beside the plan, or where nothing can be written there, nowhere.
+
+        What was printed by those in quarantine is kept.
+        """
         try:
             if self.quarantine.log is not None:
                 self.quarantine.log.parent.mkdir(parents=True, exist_ok=True)
-                return open(self.quarantine.log, "wb")
+                return open(self.quarantine.log, "ab" if any(self.quarantine) else "wb")
         except OSError as error:
             _log.warning("no log of what candidates print: %s: %s", self.quarantine.log, error.strerror)
         return tempfile.TemporaryFile()
