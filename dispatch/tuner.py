@@ -12,7 +12,7 @@ import torch
 
 from dispatch.backends import Registry
 from dispatch.bench.harness import Bench, DefaultFailed, Planned
-from dispatch.bench.memory import free_bytes
+from dispatch.bench.memory import free_bytes, give_back
 from dispatch.bench.phases import Phases
 from dispatch.bench.profiles import PlannedCell
 from dispatch.bench.rounds import ROUNDS
@@ -25,7 +25,7 @@ from dispatch.eligible import Eligible, eligible
 from dispatch.errors import MeasureError, one_line
 from dispatch.isolation.limits import Limits
 from dispatch.isolation.quarantine import Quarantine
-from dispatch.isolation.trial import Trial
+from dispatch.isolation.trial import NONE_LEFT, Trial
 from dispatch.plan import FAILED_NOW, TIME_BUDGET_OVER, StoredPlan, to_be_tried_again
 from dispatch.request import TuneRequest
 from dispatch.samples import Box, BucketSamples, Samples
@@ -34,7 +34,6 @@ _log = logging.getLogger(__name__)
 
 ABOVE_CAPACITY = "above the KV capacity at every KV length"
 ONE_CANDIDATE = "one candidate serves this layer: there is nothing to choose"
-NONE_LEFT = "every candidate but the default was refused"
 
 Progress = Callable[[int, int, str], None]
 """Told of samples done, samples in all, and what is going on."""
@@ -98,14 +97,16 @@ def tune(
         if request.config.isolation == "process":
             total = sum(_counts(able, todo).values())
             trial = Trial(request, device, registry, able, quarantine, limits or Limits(), phases)
-            outcome = trial.run(list(todo), deadline, lambda what: progress(0, total, what))
-            able = able.without(outcome.refused)
-            unmeasured |= outcome.unmeasured
-            unmeasured |= {b: NONE_LEFT for b in todo if b not in unmeasured and len(able.candidates(b)) == 1}
+            able, not_now = trial.run(list(todo), deadline, lambda what: progress(0, total, what))
+            unmeasured |= not_now
             todo = {b: cells for b, cells in todo.items() if b not in unmeasured}
     if todo:
-        bench = _bench(request, device, registry, able, todo, phases)
-        _measure(bench, able, watch, deadline, progress, measured, unmeasured)
+        try:
+            bench = _bench(request, device, registry, able, todo, phases)
+            _measure(bench, able, watch, deadline, progress, measured, unmeasured)
+            del bench
+        finally:
+            give_back(torch.device(device.kind))
     for bucket in [b for b, why in unmeasured.items() if to_be_tried_again(why) and b in known]:
         measured[bucket] = known[bucket]
         del unmeasured[bucket]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import torch
@@ -24,6 +25,13 @@ def available_bytes(device: torch.device) -> int:
         return int(free)
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+
+
+def give_back(device: torch.device) -> None:
+    """Free what nobody uses any more: torch would keep it for itself, and an engine counts what is reserved."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def server_bytes(device: torch.device) -> int:

@@ -6,7 +6,6 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import IO
 
 import torch
@@ -28,16 +27,9 @@ from dispatch.request import TuneRequest
 
 _log = logging.getLogger(__name__)
 
+NONE_LEFT = "every candidate but the default was refused"
 TOO_LARGE = "its rows do not fit into the memory in which candidates are tried"
 TIMER_BYTES = 160 << 20  # on a GPU: what the timer puts between layers, and cuBLAS's workspaces
-
-
-@dataclass
-class Outcome:
-    """`refused`: candidates, with the reason. `unmeasured`: buckets that cannot be measured now, likewise."""
-
-    refused: dict[str, str] = field(default_factory=dict)
-    unmeasured: dict[int, str] = field(default_factory=dict)
 
 
 class Trial:
@@ -57,7 +49,8 @@ class Trial:
         self.request, self.able, self.quarantine = request, able, quarantine
         self.limits, self.phases = limits, phases
         self.kind = device.kind
-        self.outcome = Outcome()
+        self.refused: dict[str, str] = {}
+        self.unmeasured: dict[int, str] = {}
         free = available_bytes(torch.device(device.kind))
         if free < CHILD_BYTES:
             raise MeasureError(
@@ -66,14 +59,18 @@ class Trial:
         self.torch_bytes = CHILD_BYTES - (OUTSIDE_TORCH_BYTES if device.kind == "cuda" else 0)
         self.backends = self._importable(registry)
 
-    def run(self, buckets: Sequence[int], deadline: float, say: Callable[[str], None]) -> Outcome:
+    def run(
+        self, buckets: Sequence[int], deadline: float, say: Callable[[str], None]
+    ) -> tuple[Eligible, dict[int, str]]:
         """Try every candidate of `buckets`, until the deadline on the monotonic clock. `say`: told what is going on.
+
+        Returns what is left, and the buckets that are not to be measured now, with the reason.
 
         Raises MeasureError where no child can be had, or one fails without a candidate to blame.
         """
         todo = list(buckets)
         with self._log_file() as log:
-            while (work := self._work(todo)) and not set(todo) <= self.outcome.unmeasured.keys():
+            while (work := self._work(todo)) and not set(todo) <= self.unmeasured.keys():
                 watch = Watch(self.limits, deadline, self.request.config.time_budget_s, say, self.phases)
                 child = Child(self._task(work), log)
                 try:
@@ -82,11 +79,13 @@ class Trial:
                     child.kill()
                 todo = [bucket for bucket in todo if bucket not in watch.proven]
                 if watch.out_of_time:
-                    self.outcome.unmeasured |= dict.fromkeys(todo, TIME_BUDGET_OVER)
+                    self.unmeasured |= dict.fromkeys(todo, TIME_BUDGET_OVER)
                 if blamed is None:
                     break
                 self._refuse(blamed)
-        return self.outcome
+        left = self.able.without(self.refused)
+        nothing = {b: NONE_LEFT for b in buckets if len(left.candidates(b)) == 1}
+        return left, {**nothing, **self.unmeasured}
 
     def _work(self, buckets: Sequence[int]) -> list[Work]:
         """What is left to be proven of the buckets."""
@@ -98,7 +97,7 @@ class Trial:
             names = tuple(n for n in self.able.candidates(bucket) if not self._is_refused(n))
             work = work_that_fits(spec, bucket, longest, names, room)
             if work is None:
-                self.outcome.unmeasured[bucket] = TOO_LARGE
+                self.unmeasured[bucket] = TOO_LARGE
             elif len(names) > 1:
                 wanted.append(work)
         return wanted
@@ -129,15 +128,15 @@ class Trial:
             self._default_failed(blamed.reason.value, held.describe())
             return
         _log.warning("%s is not used: %s", name, held.describe())
-        self.outcome.refused[name] = held.describe()
+        self.refused[name] = held.describe()
 
     def _default_failed(self, kind: str, why: str) -> None:
         _log.warning("every bucket keeps the default %s, which failed in a child process: %s", self.able.default, why)
         what = f"{kind}: the default {self.able.default}: {why}"
-        self.outcome.unmeasured |= dict.fromkeys(self.request.buckets, what)
+        self.unmeasured |= dict.fromkeys(self.request.buckets, what)
 
     def _is_refused(self, candidate: str) -> bool:
-        return not self.outcome.refused.keys().isdisjoint((candidate, Candidate.parse(candidate).backend))
+        return not self.refused.keys().isdisjoint((candidate, Candidate.parse(candidate).backend))
 
     def _importable(self, registry: Registry) -> dict[str, str]:
         """Where a child finds each backend's class; those that it cannot find are refused."""
@@ -149,7 +148,7 @@ class Trial:
                 why += "function" if "<locals>" in cls.__qualname__ else "program: put it into a module"
                 if name == self.able.default:
                     raise MeasureError(f"the default {name} cannot be tried: {why}")
-                self.outcome.refused[name] = why
+                self.refused[name] = why
             else:
                 found[name] = f"{cls.__module__}:{cls.__qualname__}"
         return found
