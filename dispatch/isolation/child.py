@@ -101,7 +101,7 @@ class _Child:
         inputs, chain = pool.inputs(work.bucket, task.max_seq_len), pool.chain(work.bucket)
         _, exclusions = proving.prove(left, inputs, chain, work.longest)
         for e in exclusions:
-            stage_of = report.failed_in.get(e.candidate, "build") if e.reason is Reason.FAILED else "numbers"
+            stage_of = report.failed_in.get(e.candidate, "numbers")
             self._refuse(e.candidate, work.bucket, stage_of, e.reason, e.detail)
         report.say("proven", work.bucket)
 
