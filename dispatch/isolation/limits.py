@@ -15,14 +15,14 @@ class Limits:
     """Seconds without a sign of life, after which what was begun last counts as hung.
 
     start_s: until torch is imported and the device is ready; it may lie on a network's file system. import_s: a
-    backend's module. first_s: building, and the first run, without compilers (others load, or compile within Python).
-    compile_s: what compilers may take, beside that. replay_s: one run of what was built. own_s: what is done between,
-    the gate's reference for the most part.
+    backend's module. first_s: building, and the first run, without compilers (some libraries compile within Python, or
+    wait for another process that compiles the same). compile_s: what compilers may take, beside that. replay_s: one
+    run of what was built. own_s: what is done between, the gate's reference for the most part.
     """
 
     start_s: float = 120.0
     import_s: float = 120.0
-    first_s: float = 60.0
+    first_s: float = 120.0
     compile_s: float = 300.0
     replay_s: float = 20.0
     own_s: float = 60.0
