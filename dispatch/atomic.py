@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -9,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LEFT_BEHIND_S = 3600.0  # a write takes milliseconds: who began one so long ago was killed in the middle of it
+_log = logging.getLogger(__name__)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -45,3 +47,32 @@ def _sweep(path: Path) -> None:
         for entry in entries:
             if entry.name.startswith(_prefix(path)) and now - entry.stat().st_mtime > LEFT_BEHIND_S:
                 os.unlink(entry)
+
+
+def opened(path: Path) -> int | None:
+    """A descriptor of the file; None where there is none, or, with a warning, where it cannot be opened."""
+    try:
+        return os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    except OSError as error:  # that is no fault of the file, which may be good
+        _log.warning("not used: %s: %s", path, error.strerror)
+        return None
+
+
+def set_aside(path: Path, seen: int, problem: str) -> None:
+    """Rename the file that is open as `seen`, with one warning: it cannot be used, and is never deleted.
+
+    What was stored in its place since then stays.
+    """
+    aside = path.with_name(f"{path.name}.bad-{time.time_ns()}")
+    try:
+        path.replace(aside)
+        if not os.path.samestat(aside.stat(), os.fstat(seen)):
+            aside.replace(path)
+    except FileNotFoundError:
+        _log.warning("set aside by another process: %s", problem)
+    except OSError as error:
+        _log.warning("not used, and it cannot be set aside (%s): %s", error.strerror, problem)
+    else:
+        _log.warning("set aside: %s", problem)

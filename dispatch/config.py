@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dispatch.option import Option, above_zero, backend_names, boolean, folder, fraction
+from dispatch.option import Option, above_zero, backend_names, boolean, folder, fraction, one_of
 
+ISOLATIONS = ("process", "none")
 OPTIONS = (
     Option(
         name="enabled",
@@ -69,6 +70,14 @@ OPTIONS = (
         help="memory that those graphs may take, MiB",
     ),
     Option(
+        name="isolation",
+        env="DYN_DECODE_ISOLATION",
+        flag="--dyn_decode_isolation",
+        parse=one_of(*ISOLATIONS),
+        allowed=" or ".join(ISOLATIONS),
+        help="process: candidates are tried in a child process before this one runs them; none: they are not",
+    ),
+    Option(
         name="cache_dir",
         env="DYN_DECODE_CACHE_DIR",
         flag="--dyn_decode_cache_dir",
@@ -94,6 +103,7 @@ class DispatchConfig:
     time_budget_s: float = 180.0
     capture_budget_s: float = 60.0
     capture_budget_mib: float = 2048.0
+    isolation: str = "process"
     cache_dir: Path | None = None
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dispatch.backends import Backend, Registry
 from dispatch.backends.registry import FALLBACKS
@@ -30,6 +30,18 @@ class Eligible:
         return [
             str(Candidate(name, tactic)) for name, by_bucket in self.tactics.items() for tactic in by_bucket[bucket]
         ]
+
+    def without(self, refused: Mapping[str, str]) -> Eligible:
+        """The same less these candidates, with the reasons; a backend's name stands for all of its tactics."""
+
+        def left(name: str, tactics: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(t for t in tactics if refused.keys().isdisjoint((name, str(Candidate(name, t)))))
+
+        tactics = {
+            name: {bucket: left(name, offered) for bucket, offered in by_bucket.items()}
+            for name, by_bucket in self.tactics.items()
+        }
+        return replace(self, tactics=tactics, refused={**self.refused, **refused})
 
 
 def eligible(request: TuneRequest, device: DeviceFingerprint, registry: Registry) -> Eligible:

@@ -16,6 +16,7 @@ from dispatch.bench.pool import Chain, PagedPool, raw_bits
 from dispatch.bench.timer import Recording
 from dispatch.errors import one_line
 from dispatch.gate_cases import Case, Cases
+from dispatch.gate_inputs import MOST_TOKENS
 from dispatch.step import StepInputs
 
 REPEATS = 8  # of the padding case, to tell a row that depends on padding from one that does not repeat its own bits
@@ -35,11 +36,13 @@ class Gate:
         longest: int,
         finite_kv: bool = False,
         phases: Phases | None = None,
+        most_tokens: int = MOST_TOKENS,
     ) -> None:
-        """`finite_kv`: what no row may read is large, as EngineTraits says, instead of NaN."""
+        """`finite_kv`: what no row may read is large, as EngineTraits says, instead of NaN. `most_tokens`: of a batch
+        beside its longest row."""
         self.spec, self.pool, self.inputs, self.chain = pool.spec, pool, inputs, chain
         self.phases = phases or Phases()
-        self.cases = Cases(pool, inputs, chain, longest, finite_kv)
+        self.cases = Cases(pool, inputs, chain, longest, finite_kv, most_tokens)
         self.num_pages = self.cases.num_pages
         self._backwards = False
 

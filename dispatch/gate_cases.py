@@ -37,12 +37,14 @@ class Cases:
     `sets`: the rows' lengths, one set after the other. `q`: the chain's, as they were.
     """
 
-    def __init__(self, pool: PagedPool, inputs: StepInputs, chain: Chain, longest: int, finite_kv: bool) -> None:
+    def __init__(
+        self, pool: PagedPool, inputs: StepInputs, chain: Chain, longest: int, finite_kv: bool, most_tokens: int
+    ) -> None:
         self.spec, self.pool, self.inputs, self.finite_kv = pool.spec, pool, inputs, finite_kv
         self.sinks, self.num_layers = chain.sinks, len(chain.outs)
         self.bucket = len(inputs.lengths_host)
-        self.num_pages = gate_pages(self.spec, self.bucket, longest)
-        self.sets = row_sets(self.spec, self.bucket, longest)
+        self.num_pages = gate_pages(self.spec, self.bucket, longest, most_tokens)
+        self.sets = row_sets(self.spec, self.bucket, longest, most_tokens)
         self.q = chain.q.clone()
         k, v = (pages[: self.num_pages + 1].clone() for pages in chain.kv_caches[0])
         self.kv = k, v

@@ -17,12 +17,13 @@ _NAN, _LEFT_BEHIND, _VISIBLE = range(3)
 _SHORT = (17, 1, 2, 64, 300, 129, 5, 33)  # below, at and above the borders of kernels' tiles
 
 
-def row_sets(spec: AttentionSpec, bucket: int, longest: int) -> list[tuple[int, ...]]:
+def row_sets(spec: AttentionSpec, bucket: int, longest: int, most_tokens: int = MOST_TOKENS) -> list[tuple[int, ...]]:
     """The lengths that a bucket's rows take one set after the other, as requests come, grow, and go.
 
     Together they hold the longest, lengths at the borders of pages and of tiles, and a spread between; a small bucket
     takes more sets. The first row of the first set is the longest. The last set is the first in reverse, with every
-    row a token longer and the longest some shorter.
+    row a token longer and the longest some shorter. `most_tokens`: of a set beside its first row; above it, rows are of
+    one token.
     """
     page = spec.page_size
     borders = (page - 1, page, page + 1, 2 * page, 3 * page + 1)
@@ -31,14 +32,14 @@ def row_sets(spec: AttentionSpec, bucket: int, longest: int) -> list[tuple[int, 
     ascending = sorted({min(n, longest) for n in (*_SHORT, *borders, *spread) if n > 0} - {longest})
     wanted = [longest, *ascending, *(n for n in below if n > 0)]
     count = -(-len(wanted) // bucket)
-    sets = [_fill(wanted[i::count], bucket, longest) for i in range(count)]
+    sets = [_fill(wanted[i::count], bucket, longest, most_tokens) for i in range(count)]
     turned = tuple(min(n + 1, longest) if n < longest else max(1, longest - 3) for n in reversed(sets[0]))
     return [*sets, turned]
 
 
-def _fill(rows: list[int], bucket: int, longest: int) -> tuple[int, ...]:
+def _fill(rows: list[int], bucket: int, longest: int, most_tokens: int) -> tuple[int, ...]:
     """As many rows as the bucket has, none above `longest`, and together of bounded size."""
-    left = MOST_TOKENS
+    left = most_tokens
     filled = [rows[0]]
     for n in islice((*rows[1:], *islice(cycle(_SHORT), bucket)), bucket - 1):
         filled.append(min(n, longest) if n <= left else 1)
@@ -46,9 +47,9 @@ def _fill(rows: list[int], bucket: int, longest: int) -> tuple[int, ...]:
     return tuple(filled)
 
 
-def gate_pages(spec: AttentionSpec, bucket: int, longest: int) -> int:
+def gate_pages(spec: AttentionSpec, bucket: int, longest: int, most_tokens: int = MOST_TOKENS) -> int:
     """Pages of the pool that the gate of a bucket writes to."""
-    return max(sum(spec.max_pages(n) for n in lengths) for lengths in row_sets(spec, bucket, longest))
+    return max(sum(spec.max_pages(n) for n in lengths) for lengths in row_sets(spec, bucket, longest, most_tokens))
 
 
 def only_visible(spec: AttentionSpec, kv: KVCache, inputs: StepInputs, finite: bool) -> KVCache:

@@ -17,6 +17,7 @@ from dispatch.bench.phases import Phases
 from dispatch.device import DeviceFingerprint
 from dispatch.eligible import eligible
 from dispatch.errors import MeasureError, PlanFileError
+from dispatch.isolation.quarantine import Quarantine
 from dispatch.key import differences
 from dispatch.plan import StoredPlan
 from dispatch.planfile import read_plans
@@ -50,15 +51,19 @@ def obtain_plan(
     progress: Progress = silent,
     force: bool = False,
     phases: Phases | None = None,
+    retry_quarantined: bool = False,
 ) -> Obtained:
     """The stored plan, or a new one. `force`: measure again, with the stored choices as incumbents. `phases`: told
-    where the time goes.
+    where the time goes. `retry_quarantined`: give candidates that failed in a child process another chance, and measure
+    again where there are any.
 
     Where another process tunes for the same key, wait for it and read what it stored. Where nothing can be measured
     now, a stored plan serves, partial as it may be. Raises ConfigError and, without a stored plan, MeasureError as
     `tune` does, and MeasureError when the other process does not end in time.
     """
     key = request.key(device, registry, eligible(request, device, registry).default)
+    if retry_quarantined and Quarantine(store.path(key), key).clear():
+        force = True
     if not force and (found := _read(store, key)):
         return found
     with ExitStack() as held:
@@ -77,7 +82,8 @@ def obtain_plan(
         if force and stored is not None:
             incumbent = [decided.box for decided in stored.boxes]
         try:
-            plan, samples = tune(request, device, registry, progress, earlier, incumbent, force, phases)
+            quarantine = Quarantine(store.path(key), key)
+            plan, samples = tune(request, device, registry, progress, earlier, incumbent, force, phases, quarantine)
         except MeasureError as error:
             return _as_it_is(store, key, stored, error)
         path = _save(store, plan, samples)

@@ -59,6 +59,18 @@ def backend_names(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
+def one_of(*allowed: str) -> Callable[[object], str]:
+    """A reader of one of these words, in any case."""
+
+    def read(value: object) -> str:
+        word = _text(value).strip().lower()
+        if word not in allowed:
+            raise ValueError
+        return word
+
+    return read
+
+
 def folder(value: object) -> Path | None:
     """A path, which need not exist; None stays None."""
     if value is None:

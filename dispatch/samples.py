@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,12 @@ class BucketSamples:
     times: NDArray[np.float64]
     longest: NDArray[np.int64]
     exclusions: tuple[Exclusion, ...] = ()
+
+    def without(self, refused: Mapping[str, str]) -> BucketSamples:
+        """The same, with these candidates out, for the reason given; a backend's name stands for its tactics."""
+        why = {name: refused.get(name) or refused.get(name.partition("[")[0]) for name in self.candidates}
+        out = tuple(Exclusion(name, Reason.FAILED, reason) for name, reason in why.items() if reason)
+        return replace(self, exclusions=(*self.exclusions, *(e for e in out if e not in self.exclusions)))
 
     def step_us(self, num_layers: int) -> NDArray[np.float64]:
         """Cost of a decode step, [candidate, cell, round]: plan + begin_step + layers x forward."""

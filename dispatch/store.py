@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +10,7 @@ from typing import TypeVar
 import platformdirs
 from filelock import FileLock
 
+from dispatch.atomic import opened, set_aside
 from dispatch.errors import PlanFileError, SamplesError
 from dispatch.key import differences, digest
 from dispatch.plan import StoredPlan
@@ -19,7 +18,6 @@ from dispatch.planfile import read_plans, write_plans
 from dispatch.samples import Samples
 from dispatch.samplesfile import read_samples, samples_path, write_samples
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T", StoredPlan, Samples)
 
 
@@ -75,36 +73,17 @@ def _load(path: Path, read: Callable[[Path], tuple[T, ...]], key: dict[str, obje
     """What the file holds if it is of this key. Otherwise the file is set aside, with one warning."""
     if not os.path.exists(path):  # unlike Path.exists, False where the folder cannot be read
         return None
-    try:
-        seen = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:  # another process has set it aside
-        return None
-    except OSError as error:  # that is no fault of the file, which may be good
-        _log.warning("not used: %s: %s", path, error.strerror)
+    seen = opened(path)
+    if seen is None:
         return None
     try:
         held = read(path)
         differing = differences(held[0].key, key) if held else ["nothing is in it"]
         if not differing:
             return held[0]
-        _set_aside(path, seen, f"{path}: {differing[0]}")
+        set_aside(path, seen, f"{path}: {differing[0]}")
     except (PlanFileError, SamplesError) as error:
-        _set_aside(path, seen, str(error))
+        set_aside(path, seen, str(error))
     finally:
         os.close(seen)
     return None
-
-
-def _set_aside(path: Path, seen: int, problem: str) -> None:
-    """Rename the file that is open as `seen`. What was stored in its place since then stays."""
-    aside = path.with_name(f"{path.name}.bad-{time.time_ns()}")
-    try:
-        path.replace(aside)
-        if not os.path.samestat(aside.stat(), os.fstat(seen)):
-            aside.replace(path)
-    except FileNotFoundError:
-        _log.warning("set aside by another process: %s", problem)
-    except OSError as error:
-        _log.warning("not used, and it cannot be set aside (%s): %s", error.strerror, problem)
-    else:
-        _log.warning("set aside: %s", problem)

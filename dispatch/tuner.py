@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from dispatch.backends import Registry
-from dispatch.bench.harness import Bench, DefaultFailed
-from dispatch.bench.memory import free_bytes
+from dispatch.bench.harness import Bench, DefaultFailed, Planned
+from dispatch.bench.memory import free_bytes, give_back
 from dispatch.bench.phases import Phases
 from dispatch.bench.profiles import PlannedCell
 from dispatch.bench.rounds import ROUNDS
@@ -23,6 +23,9 @@ from dispatch.decision import Reason, Rule
 from dispatch.device import DeviceFingerprint
 from dispatch.eligible import Eligible, eligible
 from dispatch.errors import MeasureError, one_line
+from dispatch.isolation.limits import Limits
+from dispatch.isolation.quarantine import Quarantine
+from dispatch.isolation.trial import NONE_LEFT, Trial
 from dispatch.plan import FAILED_NOW, TIME_BUDGET_OVER, StoredPlan, to_be_tried_again
 from dispatch.request import TuneRequest
 from dispatch.samples import Box, BucketSamples, Samples
@@ -58,15 +61,20 @@ def tune(
     incumbent: Sequence[Box] = (),
     again: bool = False,
     phases: Phases | None = None,
+    quarantine: Quarantine | None = None,
+    limits: Limits | None = None,
 ) -> tuple[StoredPlan, Samples]:
     """Measure and decide. `incumbent`: stored choices to be challenged.
 
     `stored`: samples of an earlier run. Its buckets are not measured once more, or with `again` they are, as far as
-    the time budget goes. `phases`: told where the time goes. Raises ConfigError and MeasureError before anything is
-    measured; from then on, what fails is left to the default.
+    the time budget goes. `phases`: told where the time goes. `quarantine`: candidates that are not to be tried; those
+    that fail in a child process come to it. `limits`: of those processes. Raises ConfigError and MeasureError before
+    anything is measured; from then on, what fails is left to the default.
     """
     start = monotonic()
+    deadline, quarantine, phases = start + request.config.time_budget_s, quarantine or Quarantine(), phases or Phases()
     able = eligible(request, device, registry)
+    able = able.without(quarantine.refusals(able.default))
     cells = {bucket: request.planned(bucket, ROUNDS) for bucket in request.buckets}
     known = {} if stored is None else {b.bucket: b for b in stored.buckets}
     measured: dict[int, BucketSamples] = {} if again else dict(known)
@@ -74,18 +82,31 @@ def tune(
     for bucket in request.buckets:
         if not cells[bucket]:
             unmeasured[bucket] = ABOVE_CAPACITY
+        elif held := quarantine.get(able.default):
+            unmeasured[bucket] = f"{held.reason.value}: the default {able.default}: {held.describe()}"
         elif len(able.candidates(bucket)) == 1:
-            unmeasured[bucket] = ONE_CANDIDATE
+            unmeasured[bucket] = ONE_CANDIDATE if len(able.tactics) == 1 else NONE_LEFT
     todo = {b: cells[b] for b in request.buckets if b not in unmeasured and b not in measured}
     if todo:
-        watch, phases = watch_for(device), phases or Phases()
+        watch = watch_for(device)
         _log.info("checks while tuning: %s", watch.describe())
         with phases("waiting for an idle GPU"):
             refusal = watch.refusal()
         if refusal:
             raise MeasureError(refusal)
-        bench = _bench(request, device, registry, able, todo, phases)
-        _measure(bench, able, watch, start + request.config.time_budget_s, progress, measured, unmeasured)
+        if request.config.isolation == "process":
+            total = sum(_counts(able, todo).values())
+            trial = Trial(request, device, registry, able, quarantine, limits or Limits(), phases)
+            able, not_now = trial.run(list(todo), deadline, lambda what: progress(0, total, what))
+            unmeasured |= not_now
+            todo = {b: cells for b, cells in todo.items() if b not in unmeasured}
+    if todo:
+        try:
+            bench = _bench(request, device, registry, able, todo, phases)
+            _measure(bench, able, watch, deadline, progress, measured, unmeasured)
+            del bench
+        finally:
+            give_back(torch.device(device.kind))
     for bucket in [b for b, why in unmeasured.items() if to_be_tried_again(why) and b in known]:
         measured[bucket] = known[bucket]
         del unmeasured[bucket]
@@ -95,7 +116,7 @@ def tune(
         default=able.default,
         priority=registry.priority(device),
         rule=request.rule,
-        buckets=tuple(measured[b] for b in request.buckets if b in measured),
+        buckets=tuple(measured[b].without(able.refused) for b in request.buckets if b in measured),
         unmeasured={b: unmeasured[b] for b in request.buckets if b in unmeasured},
         incumbent=tuple(incumbent),
     )
@@ -142,7 +163,7 @@ def _measure(
     unmeasured: dict[int, str],
 ) -> None:
     """Measure bucket after bucket, the smallest first: that is where choosing pays most."""
-    counts = {b: len(cells) * ROUNDS * (len(able.candidates(b)) + 1) for b, cells in bench.planned.items()}
+    counts = _counts(able, bench.planned)
     total, done, throttled = sum(counts.values()), 0, ""
     for bucket in bench.planned:
         if throttled:  # the card has to cool down; nothing that is measured until then would count
@@ -174,6 +195,11 @@ def _measure(
             else:
                 measured[bucket] = samples
         done += counts[bucket]
+
+
+def _counts(able: Eligible, planned: Planned) -> dict[int, int]:
+    """Samples of each bucket."""
+    return {b: len(cells) * ROUNDS * (len(able.candidates(b)) + 1) for b, cells in planned.items()}
 
 
 def complete_rounds(samples: BucketSamples) -> int:

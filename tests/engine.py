@@ -57,7 +57,8 @@ class Engine:
         return torch.cat(outs, dim=1)
 
     def runner(self, tmp_path, enabled=True, **options):
-        config = options.pop("config", None) or DispatchConfig(enabled=enabled, cache_dir=tmp_path)
+        config = options.pop("config", None)
+        config = config or DispatchConfig(enabled=enabled, cache_dir=tmp_path, isolation="none")
         options = {"reserved_page": RESERVED, "device": "cpu", "default": "a", **options}
         return DecodeGraphRunner(self.step, self.groups, self.buckets, MAX_KV, 1000, config, **options)
 

@@ -77,7 +77,7 @@ class Rank:
         return self.folder / f"store{self.rank}"
 
     def runner(self, *, without_group=False, store=None, enabled=True, **config) -> DecodeGraphRunner:
-        settings = DispatchConfig(enabled=enabled, cache_dir=store or self.store, **config)
+        settings = DispatchConfig(enabled=enabled, cache_dir=store or self.store, isolation="none", **config)
         group = None if without_group else self.engine.group or dist.new_group(backend="gloo")
         return self.engine.runner(None, config=settings, backends=registry_of(self.a, self.b), cpu_group=group)
 

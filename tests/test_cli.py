@@ -7,12 +7,16 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from dispatch.bench import lookup
+from dispatch.bench.faults import FaultResult
 from dispatch.cli import main
+from dispatch.decision import Reason
+from dispatch.isolation.quarantine import Quarantine
 from dispatch.planfile import read_plans
 from tests.make import TINY
 
@@ -28,7 +32,11 @@ def model(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run a command with a store of its own; (exit status, standard output, standard error)."""
+    """Run a command with a store of its own; (exit status, standard output, standard error).
+
+    Without child processes, which take a second each, unless a test asks for them.
+    """
+    monkeypatch.setenv("DYN_DECODE_ISOLATION", "none")
     monkeypatch.setenv("DYN_DECODE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("dispatch.bench.harness.WARM_UP_S", 0.0)
 
@@ -47,10 +55,12 @@ def ok(result):
 
 
 def test_the_main_job_measures_prints_and_stores_a_plan_that_the_second_run_reads(run, model):
-    first = ok(run("tune", "--model", model, *SMALL))
+    as_it_is = {"DYN_DECODE_ISOLATION": ""}
+    first = ok(run("tune", "--model", model, *SMALL, "--profile-time", env=as_it_is))
     assert "torch_sdpa" in first
+    assert "in a child: replay" in first
     assert re.search(r"plan measured in \d+\.\d s; it is in \S+\.json", first)
-    second = ok(run("tune", "--model", model, *SMALL))
+    second = ok(run("tune", "--model", model, *SMALL, env=as_it_is))
     assert re.search(r"plan read from the store in \d+\.\d ms", second)
 
 
@@ -72,6 +82,51 @@ def test_as_json_every_bucket_is_accounted_for(run, model):
 def test_force_measures_again(run, model):
     ok(run("tune", "--model", model, *SMALL))
     assert "measured in" in ok(run("tune", "--model", model, *SMALL, "--force"))
+
+
+def test_what_failed_in_a_child_is_listed_left_out_and_tried_again_when_asked(run, model):
+    (plan,) = json.loads(ok(run("tune", "--model", model, *SMALL, "--json")))["plans"]
+    quarantine = Quarantine(Path(plan["path"]), plan["key"])
+    quarantine.add("torch_chunked", 2, "replay", Reason.FAILED, "killed by SIGSEGV")
+    why = "quarantined: replay at batch 2: killed by SIGSEGV"
+    assert f"quarantine torch_chunked for 4/2 heads, d 16, page 4, bf16, 3 layers: {why}" in ok(run("doctor"))
+    (listed,) = json.loads(ok(run("doctor", "--json")))["quarantined"]
+    assert (listed["candidate"], listed["stage"], listed["bucket"]) == ("torch_chunked", "replay", 2)
+
+    (again,) = json.loads(ok(run("tune", "--model", model, *SMALL, "--force", "--json")))["plans"]
+    assert again["refused"]["torch_chunked"] == why
+    assert set(again["unmeasured"].values()) == {"every candidate but the default was refused"}
+
+    retried = ok(run("tune", "--model", model, *SMALL, "--retry-quarantined", "--isolation", "process"))
+    assert "torch_chunked: " not in retried
+    assert "measured in" in retried
+    assert not quarantine.path.exists()
+    assert "read from the store" in ok(run("tune", "--model", model, *SMALL, "--retry-quarantined"))
+
+
+def test_explain_says_what_is_in_quarantine(run, model):
+    (plan,) = json.loads(ok(run("tune", "--model", model, *SMALL, "--json")))["plans"]
+    Quarantine(Path(plan["path"]), plan["key"]).add("torch_chunked[chunk=512]", 0, "import", Reason.FAILED, "hung")
+    ok(run("tune", "--model", model, *SMALL, "--force"))
+    assert "torch_chunked[chunk=512] is quarantined: import: hung" in ok(run("explain", "-b", 1, "--kv", 130))
+
+
+def test_bench_faults_tunes_with_a_fault_and_says_what_happened(run):
+    (fault,) = json.loads(ok(run("bench", "faults", "segfaults", "--device", "cpu", "--json")))["faults"]
+    assert fault["happened"] == "quarantined: replay at batch 1: killed by SIGSEGV"
+    assert fault["measured"] == ["other", "steady", "steady[chunk=512]"]
+    assert fault["seconds"] > 0
+    status, _, err = run("bench", "faults", "explodes")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "no fault 'explodes'; there are sleeps in build, hangs" in err
+
+
+def test_bench_faults_ends_with_status_1_where_a_faulty_backend_was_measured(run, monkeypatch):
+    result = FaultResult("hangs", "", ("faulty", "other", "steady"), 1.0)
+    monkeypatch.setattr("dispatch.bench.faults.run_fault", lambda name, device: result)
+    status, out, _ = run("bench", "faults", "hangs")
+    assert status == 1
+    assert "nothing: it was measured like the others" in out
 
 
 def test_a_sample_file_gives_the_same_decisions_again(run, model, tmp_path):
@@ -183,6 +238,8 @@ BAD = [
     (["--trace", "absent.csv"], {}, "absent.csv: No such file or directory"),
     (["--plan", "absent.json"], {}, "absent.json: No such file or directory"),
     (["--plan", "x", "--force"], {}, "--force measures and --plan does not"),
+    (["--plan", "x", "--retry-quarantined"], {}, "--retry-quarantined measures and --plan does not"),
+    (["--isolation", "thread"], {}, "--dyn_decode_isolation='thread': must be process or none"),
     (["--out", "/no/such/folder/plan.json", "--dyn_decode_time_budget", "0.001"], {}, "cannot be written"),
     (["--device", "tpu"], {}, "'--device': 'tpu' is not one of"),
     (["--frobnicate"], {}, "No such option"),

@@ -40,6 +40,7 @@ BAD_TEXT = [
         for name in ("time_budget_s", "capture_budget_s", "capture_budget_mib")
         for text in ("0", "-1", "nan", "inf", "60s", "1m", "1e400")
     ),
+    *(("isolation", text) for text in ("thread", "process,none", "off")),
     ("cache_dir", "plans\0"),
 ]
 BAD_VALUES = [
@@ -48,7 +49,8 @@ BAD_VALUES = [
     *((option.name, object) for option in OPTIONS),
     *((option.name, {}) for option in OPTIONS),
     *((option.name, None) for option in OPTIONS if option.name != "cache_dir"),
-    *((name, "") for name in ("enabled", "threshold", "cluster_margin", "time_budget_s", "cache_dir")),
+    *((name, "") for name in ("enabled", "threshold", "cluster_margin", "time_budget_s", "isolation", "cache_dir")),
+    ("isolation", False),
     ("enabled", 1),
     ("enabled", 0.0),
     ("threshold", False),
@@ -77,6 +79,8 @@ GOOD = [
     ("time_budget_s", "1e3", 1000.0),
     ("capture_budget_s", "12.5", 12.5),
     ("capture_budget_mib", "512", 512.0),
+    ("isolation", "none", "none"),
+    ("isolation", " Process ", "process"),
     ("cache_dir", "plans/here", Path("plans/here")),
 ]
 
@@ -111,6 +115,7 @@ def test_without_flags_and_environment_it_is_off_with_the_documented_defaults() 
         "time_budget_s": 180.0,
         "capture_budget_s": 60.0,
         "capture_budget_mib": 2048.0,
+        "isolation": "process",
         "cache_dir": None,
     }
 
@@ -125,6 +130,7 @@ def test_every_field_has_one_option_with_names_of_its_own() -> None:
         ("--dyn_decode_time_budget", "DYN_DECODE_TIME_BUDGET"),
         ("--dyn_decode_capture_seconds", "DYN_DECODE_CAPTURE_SECONDS"),
         ("--dyn_decode_capture_mib", "DYN_DECODE_CAPTURE_MIB"),
+        ("--dyn_decode_isolation", "DYN_DECODE_ISOLATION"),
         ("--dyn_decode_cache_dir", "DYN_DECODE_CACHE_DIR"),
     ]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import dispatch.tuner
+from dispatch.config import DispatchConfig
 from dispatch.device import DeviceFingerprint
 from dispatch.eligible import eligible
 from dispatch.request import TuneRequest
@@ -19,7 +20,13 @@ GPU = DeviceFingerprint("cuda", "test", (9, 0), 132, "580.0", "13.0", "2.11.0")
 
 def request(default=None, num_layers=2, **traits):
     return TuneRequest(
-        spec_of(num_layers=num_layers), (4,), 512, 10_000, default=default, traits=EngineTraits(**traits)
+        spec_of(num_layers=num_layers),
+        (4,),
+        512,
+        10_000,
+        DispatchConfig(isolation="none"),
+        default=default,
+        traits=EngineTraits(**traits),
     )
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import dispatch.bench.rounds
-from dispatch.bench.harness import GATE_COPIES, Bench, DefaultFailed
+from dispatch.bench.harness import Bench, DefaultFailed
 from dispatch.bench.profiles import LogNormal, plan_cells
+from dispatch.bench.proving import GATE_COPIES
 from dispatch.bench.rounds import ROUNDS, chain_layers
 from dispatch.decision import Reason
 from dispatch.errors import MeasureError

@@ -148,6 +148,7 @@ CONFIG_WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
     "time_budget_s": {"time_budget_s": 1.0},  # a partial plan is resumed, under the same key
     "capture_budget_s": {"capture_budget_s": 1.0},
     "capture_budget_mib": {"capture_budget_mib": 1.0},
+    "isolation": {"isolation": "none"},
     "cache_dir": {"cache_dir": Path("elsewhere")},
 }
 

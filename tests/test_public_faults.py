@@ -366,7 +366,7 @@ def test_a_host_that_stalls_now_and_then_changes_no_choice(monkeypatch, seed):
         return {"a": 100.0, "b": 80.0, "c": 90.0}[name] * (10.0 if rng.random() < 0.02 else 1.0)
 
     monkeypatch.setattr(dispatch.tuner, "timer_for", lambda device: ScriptedTimer(layer_us))
-    request = TuneRequest(spec_of(), (1,), 8, 10_000, DispatchConfig())
+    request = TuneRequest(spec_of(), (1,), 8, 10_000, DispatchConfig(isolation="none"))
     plan, _ = tune(request, CPU, registry_of(*map(backend, "abc")), lambda *_: None)
     assert {d.box.candidate for d in plan.boxes} == {"b"}
 
@@ -408,7 +408,9 @@ def test_there_is_no_backend_called_auto_and_a_plan_names_what_it_resolved_to(mo
         registry.get("auto")
     monkeypatch.setattr(dispatch.tuner, "timer_for", lambda device: ScriptedTimer(lambda name, *_: ord(name)))
     backends = registry_of(backend("b"), backend("a"))
-    plan, _ = tune(TuneRequest(spec_of(), (1,), 8, 100), CPU, backends, lambda *_: None)
+    plan, _ = tune(
+        TuneRequest(spec_of(), (1,), 8, 100, DispatchConfig(isolation="none")), CPU, backends, lambda *_: None
+    )
     assert (plan.default, {d.box.candidate for d in plan.boxes}) == ("b", {"b"})  # "a" gains 1%
     assert plan.key["default"] == "b" and set(plan.key["backends"].values()) == {backends.version("a")} != {""}
 

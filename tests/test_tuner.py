@@ -33,7 +33,9 @@ from tests.fakes import CPU, ScriptedTimer, backend, registry_of, spec_of
 
 
 def request(buckets=(1, 4), max_seq_len=512, capacity=10_000, spec=None, default=None, **config):
-    return TuneRequest(spec or spec_of(), buckets, max_seq_len, capacity, DispatchConfig(**config), default)
+    return TuneRequest(
+        spec or spec_of(), buckets, max_seq_len, capacity, DispatchConfig(**{"isolation": "none", **config}), default
+    )
 
 
 @pytest.fixture
@@ -185,6 +187,7 @@ def test_when_the_budget_ends_measured_buckets_are_planned_and_the_rest_is_resum
     ask = request(time_budget_s=2.5)
     monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.proving, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
     plan, samples = scripted({"a": 100, "b": 80}, ask=ask)
     assert winners(plan) == {1: "b"}
@@ -275,6 +278,7 @@ def test_a_partial_plan_is_resumed_by_the_next_run(obtain, monkeypatch):
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(clock))
     monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.proving, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
     partial = obtain({"a": 100, "b": 80}, ask=request(time_budget_s=2.5))
     assert partial.plan.is_partial
@@ -289,6 +293,7 @@ def test_force_whose_budget_ends_keeps_what_was_stored_of_the_buckets_that_it_di
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(clock))
     monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.proving, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
     again = obtain({"a": 100, "b": 120}, force=True, ask=request(time_budget_s=2.5))
     assert winners(again.plan) == {1: "a", 4: "b"}
@@ -303,10 +308,11 @@ def test_a_bucket_is_kept_when_the_budget_ends_after_the_rounds_that_the_rule_ne
     clock = iter(range(10_000))
     monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: next(clock))
     monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.proving, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)  # one look at the clock
     looks = iter([0, 0, 0])  # the start, before the bucket, after it: the budget has ended by then
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(looks, 10_000))
-    ask = replace(ask, config=DispatchConfig(time_budget_s=rounds * 4 * 3 + 1.5))
+    ask = replace(ask, config=DispatchConfig(time_budget_s=rounds * 4 * 3 + 1.5, isolation="none"))
     looks = iter([0, 0])
     plan, _ = scripted({"a": 100, "b": 80}, ask=ask)
     assert (winners(plan) == {1: "b"}) is kept
@@ -351,6 +357,7 @@ def test_force_measures_a_partial_plan_from_its_beginning(obtain, monkeypatch):
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(clock))
     monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
+    monkeypatch.setattr(dispatch.bench.proving, "monotonic", lambda: 0)
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
     assert obtain({"a": 100, "b": 80}, ask=request(time_budget_s=2.5)).plan.is_partial
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: 0)

@@ -6,6 +6,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
+from operator import attrgetter
 
 from dispatch.backends.base import Backend, Support, refuse
 from dispatch.candidate import is_backend_name
@@ -109,10 +110,12 @@ def _checked(backend: object) -> Backend:
     return backend
 
 
-def _importer(target: str) -> Callable[[], type[Backend]]:
+def importer(target: str) -> Callable[[], type[Backend]]:
+    """What loads the class that "module:qualified name" means."""
+
     def load() -> type[Backend]:
-        module, _, attribute = target.partition(":")
-        cls: type[Backend] = getattr(importlib.import_module(module), attribute)
+        module, _, name = target.partition(":")
+        cls: type[Backend] = attrgetter(name)(importlib.import_module(module))
         return cls
 
     return load
@@ -121,7 +124,7 @@ def _importer(target: str) -> Callable[[], type[Backend]]:
 def _fill() -> Registry:
     filled = Registry()
     for name, target in BUILT_IN.items():
-        filled.register(name, _importer(target))
+        filled.register(name, importer(target))
     for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda p: p.name):
         try:
             filled.register(point.name, point.load)

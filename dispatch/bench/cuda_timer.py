@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from time import perf_counter_ns
 from typing import Any
@@ -23,18 +23,24 @@ FLUSH_BYTES = 256 << 20  # above twice the L2 cache of any card so far (60 MB on
 FILLER_ROUNDS = 31
 
 
+@cache
+def _capture_stream(device_index: int) -> torch.cuda.Stream:
+    """One for all captures of the process: cuBLAS keeps a workspace (32 MiB on Hopper) for each stream that it saw."""
+    return torch.cuda.Stream(device_index)  # type: ignore[no-untyped-call]
+
+
 class CudaTimer:
     """Captures a candidate once, for the longest request; lengths are set through metadata, as in production."""
 
     chain_layers: tuple[int, ...] = (8, 2)
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, flush_bytes: int = FLUSH_BYTES) -> None:
+        """`flush_bytes`: what is written to push all else out of the L2 cache; 0 where nothing is timed."""
         self.device = device
         self.peak_bytes_per_s = nominal_bandwidth(device)
-        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
+        self.flush = torch.empty(flush_bytes, dtype=torch.uint8, device=device)
         self.weights = FillerWeights(device)
-        # one stream for all captures: cuBLAS keeps a workspace (32 MiB on Hopper) for each stream that it ever saw
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream = _capture_stream(torch.cuda.current_device() if device.index is None else device.index)
         self._fillers: dict[int, Filler] = {}
         self._filler_us: dict[tuple[int, int], float] = {}
 

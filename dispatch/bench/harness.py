@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from time import monotonic
 
 import numpy as np
 import torch
 
-from dispatch.backends import DecodeImpl, Registry
+from dispatch.backends import Registry
 from dispatch.bench.phases import Phases
 from dispatch.bench.pool import Chain, PagedPool, page_bytes
 from dispatch.bench.profiles import PlannedCell
+from dispatch.bench.proving import GATE_COPIES, Proving
 from dispatch.bench.rounds import Arm, Rounds
 from dispatch.bench.timer import Timer
 from dispatch.candidate import Candidate
 from dispatch.decision import Reason
-from dispatch.errors import MeasureError, one_line
-from dispatch.gate import Gate
+from dispatch.errors import MeasureError
 from dispatch.gate_inputs import gate_pages
 from dispatch.samples import TWIN, BucketSamples, Exclusion
 from dispatch.spec import AttentionSpec
@@ -25,7 +26,6 @@ from dispatch.step import StepInputs
 from dispatch.traits import EngineTraits
 from dispatch.workspace import Workspaces
 
-GATE_COPIES = 4  # of its pages, that the gate holds at a time
 WARM_UP_S = 0.3  # clocks climb for this long; the first samples without it were 1.5 times too slow
 
 Planned = Mapping[int, Sequence[PlannedCell]]
@@ -77,7 +77,13 @@ class Bench:
         self.workspaces = Workspaces(device)
         for family, size in workspace_bytes.items():
             self.workspaces.reserve(family, size)
+        self.proving = Proving(
+            self.pool, self.workspaces, registry, timer, max_kv, self.traits.finite_kv, self._stage, self.phases
+        )
         self.warm = False
+
+    def _stage(self, candidate: Candidate, what: str) -> AbstractContextManager[None]:
+        return self.phases(f"build, compile, capture: {candidate.backend}")
 
     def measure(
         self, bucket: int, candidates: Sequence[str], deadline: float, progress: Callable[[int], None]
@@ -89,8 +95,7 @@ class Bench:
         names = (candidates[0], TWIN, *candidates[1:])
         cells = self.planned[bucket]
         inputs, chain = self.pool.inputs(bucket, self.max_kv), self.pool.chain(bucket)
-        exclusions: list[Exclusion] = []
-        arms = self._prove(names, inputs, chain, exclusions, deadline)
+        arms, exclusions = self._prove(names, inputs, chain, deadline)
         if not self.warm:
             self._warm_up(arms)
         rounds = Rounds(self.pool, self.timer, arms, len(names), cells)
@@ -100,47 +105,20 @@ class Bench:
         return BucketSamples(bucket, tuple(p.cell for p in cells), names, rounds.times, longest, tuple(exclusions))
 
     def _prove(
-        self,
-        names: Sequence[str],
-        inputs: StepInputs,
-        chain: Chain,
-        exclusions: list[Exclusion],
-        deadline: float,
-    ) -> list[Arm]:
-        """Build, record and gate every candidate; those that fail are excluded with their reason.
-
-        Nothing is proven where the deadline passes meanwhile: compiling may take minutes.
-        """
-        arms: list[Arm] = []
-        candidates = [Candidate.parse(names[0] if name == TWIN else name) for name in names]
-        limits = [candidate.max_kv or self.max_kv for candidate in candidates]
-        for limit in dict.fromkeys(limits):
-            with self.phases("gate: cases"):
-                gate = Gate(self.pool, inputs, chain, limit, self.traits.finite_kv, self.phases)
-            ready = []
-            for i in (i for i, its in enumerate(limits) if its == limit):
-                if monotonic() > deadline:
-                    return []
-                gate.load_first()
-                try:
-                    with self.phases(f"build, compile, capture: {candidates[i].backend}"):
-                        impl = self._build(len(inputs.lengths_host), candidates[i])
-                        ready.append(Arm(i, names[i], self.timer.record(impl, inputs, chain), limit))
-                except Exception as error:  # whatever a backend raises, it loses itself alone
-                    exclusions.append(Exclusion(names[i], Reason.FAILED, one_line(error)))
-            wrong = gate.check({arm.name: arm.recording for arm in ready})
-            gate.restore()
-            exclusions += [Exclusion(name, Reason.GATE_FAILED, why) for name, why in wrong.items() if why]
-            arms += [arm for arm in ready if not wrong[arm.name]]
+        self, names: Sequence[str], inputs: StepInputs, chain: Chain, deadline: float
+    ) -> tuple[list[Arm], list[Exclusion]]:
+        """Every candidate that may be timed, as an arm, and why the others may not. Raises DefaultFailed."""
+        candidates = {name: Candidate.parse(names[0] if name == TWIN else name) for name in names}
+        proven, exclusions = self.proving.prove(candidates, inputs, chain, self.max_kv, deadline)
         for e in exclusions:
             if e.candidate in (names[0], TWIN):
                 raise DefaultFailed(f"the default {names[0]}: {e.detail}", e.reason)
-        return arms
-
-    def _build(self, bucket: int, candidate: Candidate) -> DecodeImpl:
-        backend = self.registry.get(candidate.backend)
-        scratch = self.workspaces.get(backend.family)
-        return backend.build(self.spec, bucket, candidate.max_kv or self.max_kv, scratch, candidate.knobs)
+        arms = [
+            Arm(i, name, proven[name], candidates[name].max_kv or self.max_kv)
+            for i, name in enumerate(names)
+            if name in proven
+        ]
+        return arms, exclusions
 
     def _warm_up(self, arms: Sequence[Arm]) -> None:
         end = monotonic() + WARM_UP_S

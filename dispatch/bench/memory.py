@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import torch
@@ -14,12 +15,23 @@ SERVER_SHARE = 0.9
 
 def free_bytes(device: torch.device) -> int:
     """Memory that the bench's pages may take on this device."""
+    return max(0, available_bytes(device) - RESERVE_BYTES)
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory of this device that is free."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-    else:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    return max(0, free - RESERVE_BYTES)
+        return int(free)
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+
+
+def give_back(device: torch.device) -> None:
+    """Free what nobody uses any more: torch would keep it for itself, and an engine counts what is reserved."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def server_bytes(device: torch.device) -> int:

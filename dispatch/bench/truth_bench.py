@@ -101,7 +101,7 @@ class TruthBench(Bench):
     def _arm(
         self, index: int, name: str, candidate: Candidate, inputs: StepInputs, chain: Chain, hidden: torch.Tensor
     ) -> _Arm:
-        impl = self._build(len(hidden), candidate)
+        impl = self.proving.build(len(hidden), candidate)
         recording = self.timer.record(impl, inputs, chain)
         if impl.needs_plan:
             impl.plan(inputs)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from dispatch.isolation.quarantine import Quarantined
 
 LIBRARIES = ("torch", "flashinfer-python", "nvidia-cudnn-frontend", "tokenspeed-fa3", "triton")
 
@@ -25,6 +31,7 @@ def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) ->
     from dispatch.cli.render import console
     from dispatch.config import DispatchConfig
     from dispatch.device import current_device
+    from dispatch.isolation.quarantine import SUFFIX
     from dispatch.models import load_model
     from dispatch.store import Store
 
@@ -32,6 +39,7 @@ def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) ->
     device = current_device()
     groups = load_model(model).layer_groups(tp, page_size, kv_dtype)
     store, checks = Store(config.cache_dir), watch_for(device).describe()
+    held = [(path, *_quarantined(path)) for path in sorted(store.folder.glob(f"*{SUFFIX}"))]
     answers = [{name: registry.support(name, spec, device) for name in registry.names()} for spec in groups]
     if as_json:
         report = {
@@ -40,6 +48,11 @@ def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) ->
             "enabled": config.enabled,
             "store": str(store.folder),
             "checks": checks,
+            "quarantined": [
+                {"file": str(path), "layer": layer, **asdict(q), "reason": q.reason.name}
+                for path, layer, entries in held
+                for q in entries
+            ],
             "layers": [
                 {"spec": spec.to_json(), "backends": {n: {"ok": s.ok, "reason": s.reason} for n, s in answer.items()}}
                 for spec, answer in zip(groups, answers, strict=True)
@@ -54,6 +67,12 @@ def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) ->
     out.print(f"switch     {switch}", highlight=False)
     out.print(f"store      {store.folder}", highlight=False)
     out.print(f"checks     while tuning: {checks}", highlight=False)
+    for path, layer, entries in held:
+        for q in entries:
+            line = f"quarantine {q.candidate} for {layer}: {q.describe()} ({q.since}; log: {path.with_suffix('.log')})"
+            out.print(line, highlight=False, markup=False)
+    if held:
+        out.print("           `tune --retry-quarantined` tries them again", highlight=False)
     for spec, answer in zip(groups, answers, strict=True):
         table = Table(title=f"{model}: {spec.describe()}", title_justify="left")
         table.add_column("backend")
@@ -62,6 +81,20 @@ def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) ->
         for name, support in answer.items():
             table.add_row(name, "yes" if support.ok else "no", support.reason)
         out.print(table)
+
+
+def _quarantined(path: Path) -> tuple[str, tuple[Quarantined, ...]]:
+    """The layer that a quarantine is for, and what is in it; of a file that cannot be read nothing, with a warning."""
+    from dispatch.errors import PlanFileError
+    from dispatch.isolation.quarantine import read_quarantine
+    from dispatch.spec import AttentionSpec
+
+    try:
+        key, held = read_quarantine(path)
+    except PlanFileError as error:
+        click.echo(f"warning: {error}", err=True)
+        return "", ()
+    return AttentionSpec.from_json(key["spec"]).describe(), held
 
 
 def _installed(distribution: str) -> str | None:

@@ -45,6 +45,8 @@ def explain(plan: Path | None, batch_size: int, kv: int, max_kv: int | None, as_
 
 def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: int, max_kv: int) -> dict[str, Any]:
     """The same answer twice: `data` for a program, `shown` for a terminal."""
+    from dispatch.isolation.quarantine import QUARANTINED
+
     what = f"{stored.spec.describe()}\nbatch {batch_size}, mean KV {kv}, max KV {max_kv}"
     entry = stored.table().lookup(batch_size, kv, max_kv)
     if entry is None:
@@ -61,6 +63,10 @@ def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: in
     ]
     data: dict[str, Any] = {"candidate": box.candidate, "hit": True, **asdict(box)}
     data |= {"reason": decided.reason.name, "speedup": decided.speedup}
+    for name, why in stored.refused.items():
+        if why.startswith(QUARANTINED):
+            lines.append(f"{_escaped(name)} is {_escaped(why)}")
+            data.setdefault("quarantined", {})[name] = why
     regime, bucket = _evidence(samples, box.bucket, kv, max_kv)
     if samples is None or regime is None or bucket is None:
         lines.append("its samples are not beside the plan: what the others lost by cannot be told")

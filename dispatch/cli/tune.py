@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from dispatch.config import OPTIONS, DispatchConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dispatch.obtain import Obtained
-    from dispatch.request import TuneRequest
-    from dispatch.tuner import Progress
 
 # What a machine of each kind serves. (largest batch, longest sequence in tokens)
 SERVED = {"cuda": (256, 65536), "cpu": (8, 2048)}
 
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The engine's flags, all but the switch: who runs `tune` has switched it on."""
+    """The engine's flags, all but the switch: who runs `tune` has switched it on. Here they need no prefix."""
     for option in reversed(OPTIONS):
         if option.name != "enabled":
-            names = (option.flag, "--" + option.dest.replace("_", "-"), option.name)
+            dashed = option.dest.replace("_", "-")
+            names = (option.flag, f"--{dashed}", f"--{dashed.removeprefix('dyn-decode-')}", option.name)
             command = click.option(*names, metavar="VALUE", help=f"{option.help} [{option.env}]")(command)
     return command
 
@@ -53,6 +45,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--device", "kind", type=click.Choice(["cuda", "cpu"]), help="[default: cuda if there is one]")
 @config_options
 @click.option("--force", is_flag=True, help="Measure again; the stored choices stay unless they are beaten.")
+@click.option("--retry-quarantined", is_flag=True, help="Try again what failed in a child process; `doctor` lists it.")
 @click.option("--out", type=click.Path(path_type=Path), help="Also write the plan here, for machines like this one.")
 @click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Use this plan file; measure nothing.")
 @click.option("--profile-time", is_flag=True, help="Also print where the time went.")
@@ -73,6 +66,7 @@ def tune(
     lengths_ahead: bool,
     kind: str | None,
     force: bool,
+    retry_quarantined: bool,
     out: Path | None,
     plan_file: Path | None,
     profile_time: bool,
@@ -84,7 +78,9 @@ def tune(
     from dispatch.bench.phases import Phases
     from dispatch.bench.trace import read_trace
     from dispatch.cli.capacity import default_capacity
+    from dispatch.cli.progress import progress_bar
     from dispatch.cli.render import console, phases_view
+    from dispatch.cli.tuned import print_json, print_tables, write_out
     from dispatch.device import current_device
     from dispatch.models import load_model
     from dispatch.obtain import obtain_plan, plan_from_file
@@ -92,8 +88,9 @@ def tune(
     from dispatch.store import Store
     from dispatch.traits import EngineTraits
 
-    if force and plan_file is not None:
-        raise click.UsageError("--force measures and --plan does not: give one of them")
+    if plan_file is not None and (force or retry_quarantined):
+        flag = "--force" if force else "--retry-quarantined"
+        raise click.UsageError(f"{flag} measures and --plan does not: give one of them")
     config = DispatchConfig.from_env(**settings)
     loaded = load_model(model)
     groups = loaded.layer_groups(tp, page_size, kv_dtype)
@@ -114,14 +111,14 @@ def tune(
         if plan_file is not None:
             obtained.append(plan_from_file(plan_file, request, device, registry, store))
             continue
-        with _progress(request, quiet=as_json) as progress:
-            obtained.append(obtain_plan(request, device, registry, store, progress, force, phases))
+        with progress_bar(request, quiet=as_json) as progress:
+            obtained.append(obtain_plan(request, device, registry, store, progress, force, phases, retry_quarantined))
     if out is not None:
-        _write(out, obtained)
+        write_out(out, obtained)
     if as_json:
-        _print_json(obtained)
+        print_json(obtained)
     else:
-        _print_tables(f"{loaded.name} on {device.describe()}", requests[0], limit, obtained, out)
+        print_tables(f"{loaded.name} on {device.describe()}", requests[0], limit, obtained, out)
     if profile_time and phases.seconds:
         console(stderr=as_json).print(phases_view(phases.seconds))
 
@@ -139,69 +136,3 @@ def _buckets(text: str | None, max_batch_size: int | None, most: int) -> tuple[i
     if max_batch_size is not None and max_batch_size != listed[-1]:
         raise ConfigError(f"--max-batch-size {max_batch_size} is not the last of --buckets {text}")
     return listed
-
-
-@contextmanager
-def _progress(request: TuneRequest, quiet: bool) -> Iterator[Progress]:
-    """A progress bar with an estimate, on standard error; nothing until measuring begins."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} samples"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
-        task = bar.add_task(request.spec.describe(), total=None, visible=False)
-
-        def advance(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what, visible=True)
-
-        yield advance
-
-
-def _write(out: Path, obtained: list[Obtained]) -> None:
-    from dispatch.cli.write import write_file
-    from dispatch.planfile import write_plans
-    from dispatch.samplesfile import samples_path, write_samples
-
-    write_file(out, lambda path: write_plans(path, [o.plan for o in obtained]))
-    runs = [o.samples for o in obtained if o.samples is not None]
-    if runs:
-        write_file(samples_path(out), lambda path: write_samples(path, runs))
-
-
-def _print_json(obtained: list[Obtained]) -> None:
-    from dispatch.planfile import plan_to_json
-
-    plans = [{"source": o.source, "path": str(o.path) if o.path else None, **plan_to_json(o.plan)} for o in obtained]
-    click.echo(json.dumps({"plans": plans}, indent=1))
-
-
-def _print_tables(title: str, request: TuneRequest, limit: str, obtained: list[Obtained], out: Path | None) -> None:
-    from dispatch.cli.render import console, plan_view
-    from dispatch.plan import TIME_BUDGET_OVER
-    from dispatch.samplesfile import samples_path
-
-    terminal = console()
-    terminal.print(title, highlight=False)
-    terminal.print(
-        f"batch up to {request.buckets[-1]}, KV up to {request.max_seq_len} tokens a request,"
-        f" {request.capacity} in all ({limit})",
-        highlight=False,
-    )
-    for one in obtained:
-        terminal.print()
-        terminal.print(plan_view(one.plan, one.samples))
-        if TIME_BUDGET_OVER in one.plan.unmeasured.values():
-            click.echo(
-                "the time budget ended first: run the same command again to measure the rest,"
-                " with a larger DYN_DECODE_TIME_BUDGET where not one bucket was measured"
-            )
-        click.echo(f"plan {one.source}" + (f"; it is in {one.path}" if one.path else ""))
-    if out is not None:
-        click.echo(f"plan written to {out}, samples to {samples_path(out)}")
