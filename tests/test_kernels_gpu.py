@@ -12,6 +12,7 @@ import torch
 from dispatch.backends import registry
 from dispatch.bench.cuda_timer import CudaTimer
 from dispatch.bench.pool import PagedPool
+from dispatch.bench.timer import CpuTimer
 from dispatch.candidate import Candidate
 from dispatch.device import current_device
 from dispatch.gate import Gate
@@ -71,3 +72,22 @@ def test_what_is_eligible_is_right(name, backend):
             wrong |= {f"batch {bucket}, {which}": what for which, what in found.items() if what}
             gate.restore()
     assert wrong == {}
+
+
+@pytest.mark.parametrize("backend", ["fa3", "flashinfer_fa2_tc"])
+def test_a_small_layer_without_graphs(backend):
+    """What a memory checker can run: `PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python -m pytest -m gpu -k
+    small_layer tests/test_kernels_gpu.py`. Every tensor is then an allocation of its own, which graphs do not allow."""
+    sizes = {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim_qk": 64, "head_dim_vo": 64, "page_size": 16}
+    spec, device, bucket, longest = spec_of(**sizes, dtype="bf16", kv_dtype="bf16"), torch.device("cuda"), 4, 256
+    support = registry.support(backend, spec, current_device())
+    if not support.ok:
+        pytest.skip(support.reason)
+    served, scratch = registry.get(backend), Workspaces(device)
+    scratch.reserve(served.family, served.workspace_bytes(spec, bucket, longest))
+    pool = PagedPool(spec, gate_pages(spec, bucket, longest), 1, device)
+    inputs, chain = pool.inputs(bucket, longest), pool.chain(bucket)
+    gate = Gate(pool, inputs, chain, longest)
+    gate.load_first()
+    impl = served.build(spec, bucket, longest, scratch.get(served.family), {})
+    assert gate.check({backend: CpuTimer().record(impl, inputs, chain)}) == {backend: ""}

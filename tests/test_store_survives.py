@@ -145,7 +145,8 @@ def tune(request, *rest):
 
 def child(seed):
     registry, store, rng = registry_of(backend("a"), backend("b")), Store(folder), random.Random(seed)
-    requests = [TuneRequest(spec_of(), (1,), 8, capacity, DispatchConfig(isolation="none")) for capacity in (100, 200, 300)]
+    config = DispatchConfig(isolation="none")
+    requests = [TuneRequest(spec_of(), (1,), 8, capacity, config) for capacity in (100, 200, 300)]
     for request in rng.sample(requests, 3) + rng.sample(requests, 3):
         plan = obtain_plan(request, CPU, registry, store).plan
         assert plan.key["capacity"] == request.capacity and {d.box.candidate for d in plan.boxes} == {"b"}
