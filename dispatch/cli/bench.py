@@ -6,6 +6,7 @@ import json
 
 import click
 
+from dispatch.cli.bench_stability import stability
 from dispatch.cli.bench_step import step
 from dispatch.cli.bench_truth import truth
 
@@ -17,6 +18,7 @@ def bench() -> None:
     """Measure the package itself: what it costs, and whether its timings are what a model sees."""
 
 
+bench.add_command(stability)
 bench.add_command(step)
 bench.add_command(truth)
 

@@ -12,11 +12,11 @@ from dispatch.bench.compare import BEST, BEST_FIXED, EQUAL_PLAN
 from dispatch.bench.compare_summary import LARGE_BYTES, Below, Speeds, Summary
 from dispatch.bench.comparison import Comparison
 
-HEADS = {EQUAL_PLAN: "equal-length plan", BEST: "best of each"}
+HEADS = {EQUAL_PLAN: "equal length plan", BEST: "best of each"}
 LEGEND = (
-    "over: how many times faster the plan is, geometric mean and worst snapshot, plan() on the host counted. slower: share"
-    " of snapshots slower than the default by over 1%, 3%. noise: the default's second run over its first. floor: the time"
-    " that reading the KV caches takes at least, over the plan's."
+    "over: how many times faster the plan is, geometric mean and below it the worst snapshot; plan() counts. slower:"
+    " share of snapshots slower than the default by over 1%, and below it by over 3%. noise: the default's second run"
+    " over its first. floor: the time that reading the KV caches takes at least, over the plan's."
 )
 
 
@@ -44,7 +44,7 @@ def _table(comparison: Comparison, trace: str, arms: Sequence[str]) -> Table:
     for heading in ("batch", "mean KV"):
         table.add_column(heading, justify="right")
     for arm in arms:
-        table.add_column("over " + HEADS.get(arm, arm.replace("_", "_ ", 1)), justify="right")
+        table.add_column("over " + HEADS.get(arm, arm.removeprefix("flashinfer_")), justify="right")
     for heading in ("slower", "noise", "floor"):
         table.add_column(heading, justify="right")
     rows = [(str(row.batch), row.snapshots, row.share_that_fits) for row in comparison.rows if row.trace == trace]
@@ -68,11 +68,11 @@ def _numbers(summary: Summary, arms: Sequence[str]) -> list[str]:
 
 
 def _speeds(speeds: Speeds | None) -> str:
-    return "-" if speeds is None else f"{speeds.mean:.3f} {speeds.worst:.3f}"
+    return "-" if speeds is None else f"{speeds.mean:.3f}\n{speeds.worst:.3f}"
 
 
 def _shares(below: Sequence[Below]) -> str:
-    return ", ".join(f"{each.share:.0%}" for each in below)
+    return "\n".join(f"{each.share:.1%}" for each in below)
 
 
 def _sum(summary: Summary, default: str) -> str:
