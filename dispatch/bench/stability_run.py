@@ -58,8 +58,12 @@ def _tune(options: Sequence[str], store: Path, out: Path, progress: Callable[[st
         raise MeasureError(f"a run of tune ended with status {done.returncode}: {last.removeprefix('Error: ')}")
     plans = read_plans(out)
     progress(f"  {monotonic() - start:.1f} s, {sum(plan.seconds for plan in plans):.1f} s of it to measure and decide")
-    all_samples = read_beside(out, [plan.key for plan in plans])
-    return tuple(Run(p, samples) for p, samples in zip(plans, all_samples, strict=True) if samples is not None)
+    found = []
+    for plan, samples in zip(plans, read_beside(out, [plan.key for plan in plans]), strict=True):
+        if samples is None:
+            raise MeasureError(f"a run of tune wrote no samples for {plan.spec.describe()}")
+        found.append(Run(plan, samples))
+    return tuple(found)
 
 
 def _by_group(runs: Runs) -> tuple[Stability, ...]:
