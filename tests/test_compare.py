@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from rich.console import Console
 
 import dispatch.bench.bandwidth
 import dispatch.bench.compare_run
+from dispatch.backends import registry
 from dispatch.bench.bandwidth import read_bytes_per_s
-from dispatch.bench.compare import BEST, BEST_FIXED, EQUAL_PLAN, PLAN, SAME, Snapshot, Speed, median_interval
+from dispatch.bench.compare import BEST, BEST_FIXED, EQUAL_PLAN, PLAN, Snapshot, Speed, median_interval
 from dispatch.bench.compare_bench import CompareBench
-from dispatch.bench.compare_run import Sizes, run_comparison
+from dispatch.bench.compare_run import NO_SAMPLES, Sizes, run_comparison
 from dispatch.bench.compare_summary import Below, summarise
 from dispatch.bench.equal_plan import equal_choices
 from dispatch.bench.trace import Trace
 from dispatch.bench.traffic import Traffic
 from dispatch.cli import main
+from dispatch.cli.compare_view import comparison_view
 from dispatch.decision import Reason
 from dispatch.device import current_device
+from dispatch.eligible import eligible
 from dispatch.errors import MeasureError
 from dispatch.gate_inputs import row_sets
 from dispatch.plan import DecidedBox, Excluded, StoredPlan
 from dispatch.planfile import read_plans, write_plans
 from dispatch.request import TuneRequest
 from dispatch.samples import TWIN, Box, Cell
+from dispatch.spec import AttentionSpec
 from tests.fakes import ScriptedTimer, backend, device, registry_of, spec_of
 from tests.make import TINY, make_samples
 
 ROUNDS = 9
+SAME = Speed(1.0, 1.0, 1.0)
 MAX_KV = 64
 
 
@@ -41,7 +49,7 @@ def quick(monkeypatch):
     """No warm-up, and a short look at the memory."""
     monkeypatch.setattr("dispatch.bench.harness.WARM_UP_S", 0.0)
     monkeypatch.setattr(dispatch.bench.bandwidth, "SECONDS", 0.0)
-    monkeypatch.setattr(dispatch.bench.bandwidth, "BYTES", {"cpu": 1 << 20})
+    monkeypatch.setitem(dispatch.bench.bandwidth.BYTES, "cpu", 1 << 20)
 
 
 # --- a snapshot
@@ -98,6 +106,12 @@ def test_the_best_is_found_on_even_rounds_and_timed_on_odd_ones():
     assert it.speed(BEST, "fa3").speed == pytest.approx(0.5)
 
 
+def test_odd_rounds_have_no_say_in_which_is_the_best():
+    # a median of 120 over the even rounds, of 80 over all
+    times = [80.0, 10.0, 80.0, 10.0, 120.0, 10.0, 120.0, 10.0, 120.0]
+    assert snapshot({"fa3": 100.0, "b": times}).candidate_of(BEST) == "fa3"
+
+
 def test_the_best_may_have_a_tactic_and_the_best_backend_has_none():
     it = snapshot({"fa3": 100.0, "fa3[num_splits=8]": 70.0, "xqa": 80.0})
     assert (it.candidate_of(BEST), it.candidate_of(BEST_FIXED)) == ("fa3[num_splits=8]", "xqa")
@@ -107,6 +121,7 @@ def test_the_best_may_have_a_tactic_and_the_best_backend_has_none():
 def test_the_equal_length_plan_is_the_candidate_that_it_names_and_none_where_that_has_no_time():
     times = {"fa3": 100.0, "cudnn": 120.0, "xqa": np.nan}
     assert snapshot(times, equal="cudnn").speed(PLAN, EQUAL_PLAN).speed == pytest.approx(1.2)
+    assert snapshot(times, equal="xqa").candidate_of(EQUAL_PLAN) is None
     assert snapshot(times, equal="xqa").speed(PLAN, EQUAL_PLAN) is None
     assert snapshot(times).speed(PLAN, EQUAL_PLAN) is None
 
@@ -169,6 +184,8 @@ def test_tuning_on_equal_lengths_takes_one_candidate_a_bucket_by_its_mean_over_t
     bucket = samples.buckets[0]
     bucket.times[:, bucket.candidates.index("torch_chunked"), 1] = np.nan
     assert equal_choices(samples) == {8: "torch_sdpa"}
+    bucket.times[:, 0, 0] = np.nan  # no candidate is left that was timed at both lengths
+    assert equal_choices(samples) == {}
 
 
 # --- how it is timed
@@ -319,6 +336,21 @@ def test_a_snapshot_is_served_as_the_plans_table_says(run):
     }
 
 
+def test_every_snapshot_has_the_times_of_its_own_lengths(run):
+    run.timer.layer_us = lambda name, lengths, sample: float(sum(lengths))
+    backends = registry_of(backend("a"))
+    trace = Trace(np.array([5, 9, 14]), np.array([9, 9, 9]), "digest")
+    (row,) = run(plan_of(backends), backends, {"chat": trace}, batches=(1,), snapshots=8).rows
+    assert len({s.max_kv for s in row.snapshots}) > 3
+    assert [s.median_us("a") for s in row.snapshots] == [pytest.approx(2 * s.max_kv) for s in row.snapshots]  # 2 layers
+
+
+def test_a_backend_has_the_scratch_that_it_asks_for(run):
+    cls = backend("a", workspace_bytes=64)
+    run(plan_of(registry_of(cls)), registry_of(cls), {"short": trace_of(11)})
+    assert cls.built[0].workspace.numel() == 64
+
+
 def test_kv_bytes_are_those_that_live_rows_read(run):
     backends = registry_of(backend("a"))
     (row,) = run(plan_of(backends), backends, {"short": trace_of(11)}, batches=(3,)).rows
@@ -334,7 +366,7 @@ def test_what_failed_or_was_wrong_when_the_plan_was_made_is_not_run_again(run):
         ("a", TWIN, "b", "c"),
         ("a", TWIN, "c"),
     ]
-    assert "batch 4: b: wrong numbers: row 3" in compared.left_out
+    assert [line for line in compared.left_out if "row 3" in line] == ["batch 4: b: wrong numbers: row 3"]
 
 
 def test_a_planned_candidate_that_is_not_there_leaves_the_default(run):
@@ -354,6 +386,18 @@ def test_batches_that_do_not_fit_are_left_out_and_their_share_is_told(run):
 
 
 # --- the command
+
+
+def test_a_batch_size_that_does_not_always_fit_is_shown_with_the_share_that_does(run):
+    backends = registry_of(backend("a"))
+    mixed = Trace(np.array([10, 20]), np.array([1, 1]), "digest")  # four rows fit if three of them or all are short
+    compared = run(plan_of(backends, capacity=64), backends, {"mixed": mixed, "long": trace_of(21)})
+    printed = io.StringIO()
+    Console(file=printed, width=120).print(comparison_view(compared))
+    shares = [row.share_that_fits for row in compared.rows]
+    assert 0 < shares[0] < 1 and shares[1] == 0
+    assert f"{shares[0]:.0%} fit" in printed.getvalue()
+    assert " 0% fit" in printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -396,6 +440,7 @@ def test_a_row_of_each_trace_and_batch_size_and_a_line_of_each_trace(tuned, tmp_
         ("code", 4, 3),
     ]
     assert compared["all"]["snapshots"] == 12
+    assert {name: trace["snapshots"] for name, trace in compared["traces"].items()} == {"chat": 6, "code": 6}
     assert f"{compared['all']['plan_over']['torch_sdpa']['mean']:.3f}x over torch_sdpa" in out
     (plan,) = read_plans(tuned / "plan.json")
     for found in compared["snapshots"]:
@@ -475,3 +520,28 @@ def test_a_users_mistake_is_one_line_and_status_2(tuned, args, message):
 
 def test_plain_reads_are_faster_than_nothing_and_slower_than_any_memory():
     assert 1e8 < read_bytes_per_s(device()) < 1e13
+
+
+# --- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_every_eligible_candidate_is_timed_and_none_is_faster_than_its_memory():
+    run_real_kernels("cuda")
+
+
+def run_real_kernels(kind):
+    spec = AttentionSpec(num_qo_heads=8, num_kv_heads=2, head_dim_qk=128, head_dim_vo=128, page_size=16, num_layers=4)
+    request, here = TuneRequest(spec, (1, 4), 2048, 4 * 2048), current_device(kind)
+    default = eligible(request, here, registry).default
+    plan = StoredPlan(request.key(here, registry, default), "2025-06-01T12:00:00+00:00", default, (1, 4), ())
+    chat = Trace(np.array([30, 900]), np.array([50, 400]), "digest")
+    sizes = Sizes((1, 3, 4), 3, ROUNDS)
+    compared = run_comparison(Path("p.json"), plan, None, {"chat": chat}, sizes, registry, lambda what: None)
+    assert compared.left_out == (NO_SAMPLES,)
+    assert [len(row.snapshots) for row in compared.rows] == [3, 3, 3]
+    for found in compared.snapshots:
+        assert np.isfinite(found.step_us[:, :2]).all()
+        assert found.served == default
+    assert 0 < compared.summary(compared.snapshots).floor_share < 1

@@ -47,13 +47,14 @@ def test_a_cell_that_a_run_serves_otherwise_than_most_is_a_flip_with_its_cost():
     usual = run_of(OTHER, DEFAULT, buckets=(1, 8))
     odd = run_of(OTHER, OTHER, buckets=(1, 8))
     odd = replace_boxes(odd, lambda box: box.bucket == 8, usual)
-    found = stability([usual, odd, usual, usual])
-    (flip,) = found.flips
+    found = stability([usual, odd, usual, odd, usual])
+    flip, again = found.flips
+    assert again == replace(flip, run=3)
     assert (flip.bucket, flip.cell, flip.run, flip.choice, flip.majority) == (8, CELLS[1], 1, OTHER, DEFAULT)
     # steps of 4 layers and 1 us of begin_step: 201 us against 161
     assert flip.cost == pytest.approx(math.log(201 / 161))
-    assert found.share_of_buckets == 1 / 8  # of 4 runs with 2 buckets
-    assert found.share_of_cells == 1 / 16
+    assert found.share_of_buckets == 2 / 10  # of 5 runs with 2 buckets
+    assert found.share_of_cells == 2 / 20
     assert not found.cheap
 
 

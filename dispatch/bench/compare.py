@@ -37,9 +37,6 @@ class Speed:
     high: float
 
 
-SAME = Speed(1.0, 1.0, 1.0)
-
-
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """A batch, and what a step of it took.
@@ -91,8 +88,6 @@ class Snapshot:
         ours, theirs = self.candidate_of(arm), self.candidate_of(over)
         if ours is None or theirs is None:
             return None
-        if ours == theirs:
-            return SAME
         ratio = self._log_us[self._row(theirs)] - self._log_us[self._row(ours)]
         return _speed(ratio[1::2] if {arm, over} & {BEST, BEST_FIXED} else ratio)
 

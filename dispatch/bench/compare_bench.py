@@ -49,10 +49,9 @@ class CompareBench(Bench):
                     raise MeasureError(f"the default {candidates[0]} at batch {bucket}: {one_line(error)}") from error
                 failed.append(f"batch {bucket}: {name}: {one_line(error)}")
         self.pool.load(inputs, cells[0].lengths[0])
-        end = monotonic() + (0.0 if self.warm else harness.WARM_UP_S)
+        end = monotonic() + harness.WARM_UP_S  # for each bucket: the device was idle while it was built
         while monotonic() < end:
             arms[0].recording.run(len(self.pool.kv_caches))
-        self.warm = True
         rounds = Rounds(self.pool, self.timer, arms, len(candidates), cells, DROPS)
         rounds.run(inputs, self.traits.plan_hidden, math.inf, progress, self.phases)
         for e in rounds.exclusions:

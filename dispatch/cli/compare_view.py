@@ -16,7 +16,8 @@ HEADS = {EQUAL_PLAN: "equal length plan", BEST: "best of each"}
 LEGEND = (
     "over: how many times faster the plan is, geometric mean and below it the worst snapshot; plan() counts. slower:"
     " share of snapshots slower than the default by over 1%, and below it by over 3%. noise: the default's second run"
-    " over its first. floor: the time that reading the KV caches takes at least, over the plan's."
+    " over its first. floor: the time that reading the KV caches takes at least, over the plan's. fit: share of batches"
+    " that the KV cache can hold."
 )
 
 
@@ -47,16 +48,14 @@ def _table(comparison: Comparison, trace: str, arms: Sequence[str]) -> Table:
         table.add_column("over " + HEADS.get(arm, arm.removeprefix("flashinfer_")), justify="right")
     for heading in ("slower", "noise", "floor"):
         table.add_column(heading, justify="right")
-    rows = [(str(row.batch), row.snapshots, row.share_that_fits) for row in comparison.rows if row.trace == trace]
-    for batch, snapshots, share in rows:
-        summary = comparison.summary(snapshots)
-        if summary is None:
-            table.add_row(batch, "none fits" if share == 0 else "not timed")
-            continue
-        means = sorted(snapshot.mean_kv for snapshot in snapshots)
-        table.add_row(batch, str(means[len(means) // 2]), *_numbers(summary, arms))
-    whole = comparison.summary(comparison.of_trace(trace))
-    if whole is not None:
+    for row in (row for row in comparison.rows if row.trace == trace):
+        batch = str(row.batch) + (f"\n{row.share_that_fits:.0%} fit" if row.share_that_fits < 1 else "")
+        if summary := comparison.summary(row.snapshots):
+            middle = sorted(snapshot.mean_kv for snapshot in row.snapshots)[len(row.snapshots) // 2]
+            table.add_row(batch, str(middle), *_numbers(summary, arms))
+        else:
+            table.add_row(batch, "" if row.share_that_fits == 0 else "not timed")
+    if whole := comparison.summary(comparison.of_trace(trace)):
         table.add_section()
         table.add_row("all", "", *_numbers(whole, arms))
     return table
