@@ -369,6 +369,15 @@ def test_what_failed_or_was_wrong_when_the_plan_was_made_is_not_run_again(run):
     assert [line for line in compared.left_out if "row 3" in line] == ["batch 4: b: wrong numbers: row 3"]
 
 
+def test_what_was_refused_when_the_plan_was_made_is_not_run(run):
+    backends = registry_of(backend("a"), backend("b", tactics=("", "x=1")), backend("c", tactics=("", "x=1")))
+    plan = replace(plan_of(backends), refused={"b": "it hung", "c[x=1]": "it died"})
+    compared = run(plan, backends, {"short": trace_of(11)})
+    assert compared.rows[0].snapshots[0].candidates == ("a", TWIN, "c")
+    told = ["batch 4: b: it hung", "batch 4: b[x=1]: it hung", "batch 4: c[x=1]: it died"]
+    assert [line for line in compared.left_out if line != NO_SAMPLES] == told
+
+
 def test_a_planned_candidate_that_is_not_there_leaves_the_default(run):
     backends = registry_of(backend("a"), backend("b"))
     compared = run(plan_of(backends, [Box(4, 1, 20, 1, 30, "b[x=1]")]), backends, {"short": trace_of(11)})

@@ -124,11 +124,17 @@ def _look(watch: GpuWatch, seen: set[str]) -> Callable[[int], None]:
 def _candidates(plan: StoredPlan, able: Eligible, bucket: int) -> tuple[tuple[str, ...], list[str]]:
     """Who is timed in a bucket, the default and its twin first; a line for each that is not.
 
-    What failed or was wrong when the plan was made is not run again, unless a box of the bucket names it.
+    What was refused, failed or was wrong when the plan was made is not run again, unless a box of the bucket names it.
     """
     default, *others = able.candidates(bucket)
     named = {decided.box.candidate for decided in plan.boxes if decided.box.bucket == bucket}
-    bad = {e.candidate: f"{e.reason.value}: {e.detail}" for e in plan.excluded if e.bucket == bucket}
+    bad = {
+        name: plan.refused[part]
+        for name in others
+        for part in (Candidate.parse(name).backend, name)
+        if part in plan.refused
+    }
+    bad |= {e.candidate: f"{e.reason.value}: {e.detail}" for e in plan.excluded if e.bucket == bucket}
     lines = [f"batch {bucket}: {name}: {bad[name]}" for name in others if name in bad and name not in named]
     lines += [f"batch {bucket}: {name} is planned and not available" for name in sorted(named - {default, *others})]
     return (default, TWIN, *(name for name in others if name not in bad or name in named)), lines
