@@ -104,7 +104,7 @@ def plan_from_file(
     plan = min(plans, key=lambda p: len(differences(p.key, key)))
     differing = differences(plan.key, key)
     if differing:
-        raise PlanFileError(_mismatch(path, differing))
+        raise PlanFileError(mismatch(path, differing))
     (samples,) = read_beside(path, [plan.key])
     return Obtained(plan, samples, _save(store, plan, samples), f"taken from {path}")
 
@@ -135,7 +135,8 @@ def _save(store: Store, plan: StoredPlan, samples: Samples | None) -> Path | Non
         return None
 
 
-def _mismatch(path: Path, differing: Sequence[str]) -> str:
+def mismatch(path: Path, differing: Sequence[str]) -> str:
+    """The line that refuses a plan file: what differs, or the first few of it."""
     shown = "; ".join(differing[:SHOWN_DIFFERENCES])
     more = len(differing) - SHOWN_DIFFERENCES
     return f"{path} does not fit here: {shown}" + (f"; and {more} more" if more > 0 else "")

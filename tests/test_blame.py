@@ -10,7 +10,7 @@ from dispatch.bench.phases import Phases
 from dispatch.decision import Reason
 from dispatch.errors import MeasureError
 from dispatch.isolation import blame
-from dispatch.isolation.blame import Blamed, Watch
+from dispatch.isolation.blame import Blamed, NoRoom, Watch
 from dispatch.isolation.limits import Limits
 
 READY, END = ["ready"], ["end"]
@@ -122,3 +122,8 @@ def test_the_time_is_told_by_stage():
     child = Scripted(READY, begin("import"), END, begin("build"), END, ["done"])
     Watch(QUICK, float("inf"), 1.0, lambda what: None, phases).follow(child, lambda blamed: None)
     assert set(phases.seconds) == {f"in a child: {what}" for what in ("start", "import", "build", "gate, and between")}
+
+
+def test_a_gate_that_has_no_memory_itself_is_nobodys_fault():
+    with pytest.raises(NoRoom, match="out of memory: 16 MiB"):
+        follow(READY, begin("replay"), END, ["crowded", "16 MiB"])

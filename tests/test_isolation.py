@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -352,3 +353,15 @@ def test_who_waits_is_told_which_candidate_is_built(monkeypatch, caplog):
     registry = registry_with(steady=TorchChunked, other=TorchSdpa)
     tune(request(), current_device("cpu"), registry, lambda done, total, what: said.append((done, total, what)))
     assert (0, said[-1][1], "other in a child process, batch 2: build") in said
+
+
+def test_where_rows_do_not_fit_after_all_shorter_ones_are_tried_and_nobody_is_blamed(monkeypatch, children):
+    """A tenth of what the gate holds is foretold: 65,536 tokens of 256 bytes each, some ten times."""
+    monkeypatch.setattr("dispatch.isolation.task.SPARE", 0.1)
+    monkeypatch.setattr("dispatch.isolation.task.MOST_LONGEST", 1 << 16)
+    monkeypatch.setattr(dispatch.isolation.trial, "CHILD_BYTES", 48 << 20)
+    long, quarantine = replace(request((1,)), max_seq_len=1 << 16, capacity=1 << 17), Quarantine()
+    plan, samples = tuned(quarantine, ask=long, other=TorchSdpa)
+    assert len(children) > 1
+    assert (list(quarantine), plan.refused) == ([], {})
+    assert measured(samples)[1] == {"steady", "other"}

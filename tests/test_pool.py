@@ -64,6 +64,17 @@ def test_entries_behind_the_last_page_of_a_row_are_the_reserved_page() -> None:
     assert inputs.block_table[1, 1] == RESERVED_PAGE
 
 
+def test_rows_that_are_given_no_length_are_padding_of_one_token_on_the_reserved_page() -> None:
+    pool = pool_of()
+    inputs = pool.inputs(3, MAX_KV)
+    pool.load(inputs, [20, 30, 40])
+    pool.load(inputs, [50])
+    assert inputs.num_live == 1
+    assert inputs.lengths_host.tolist() == inputs.lengths.tolist() == [50, 1, 1]
+    assert RESERVED_PAGE not in inputs.block_table[0, :4]
+    assert inputs.block_table[1:].tolist() == [[RESERVED_PAGE] * 7] * 2
+
+
 def test_every_page_of_the_pool_can_be_given_out() -> None:
     pool = pool_of(num_pages=14)
     inputs = pool.inputs(2, MAX_KV)

@@ -89,21 +89,24 @@ class PagedPool:
     ) -> None:
         """Give every row pages of its own, in random order out of the whole pool, and set its length, in place.
 
-        The order is that of the last `shuffle`, from another page on each time. `num_pages`: use only the first so
-        many of the pool. Raises MeasureError where they are too few.
+        The order is that of the last `shuffle`, from another page on each time. Rows behind the last of `lengths` are
+        padding, as an engine pads: of length 1 on the reserved page. `num_pages`: use only the first so many of the
+        pool. Raises MeasureError where they are too few.
         """
         have = num_pages or self.num_pages
         needed = int((-(-np.asarray(lengths) // self.spec.page_size)).sum())
         if needed > have:
             raise MeasureError(f"the rows need {needed} pages; the pool has {have}")
-        inputs.num_live = len(lengths)
-        inputs.lengths_host.copy_(torch.as_tensor(np.asarray(lengths, dtype=np.int32)))
+        inputs.num_live = live = len(lengths)
+        inputs.lengths_host[:live].copy_(torch.as_tensor(np.asarray(lengths, dtype=np.int32)))
+        inputs.lengths_host[live:] = 1
         inputs.lengths.copy_(inputs.lengths_host)
         if have not in self._orders:
             order = torch.randperm(have, generator=self.random, device=self.device, dtype=torch.int32) + 1
             self._orders[have] = order.repeat(2)  # so that any page may come first
         first = int(self._host_random.integers(have))
         counts = (inputs.lengths + self.spec.page_size - 1) // self.spec.page_size
+        counts[live:] = 0
         ends = counts.cumsum(0)
         column = torch.arange(inputs.block_table.shape[1], device=self.device)
         mine = self._orders[have][((ends - counts)[:, None] + column).clamp_(max=have - 1) + first]

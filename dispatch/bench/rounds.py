@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -54,14 +54,24 @@ class Rounds:
     """A bucket's samples as they grow: `times` [part, arm, cell, round] in microseconds, and `exclusions`."""
 
     def __init__(
-        self, pool: PagedPool, timer: Timer, arms: Sequence[Arm], num_arms: int, cells: Sequence[PlannedCell]
+        self,
+        pool: PagedPool,
+        timer: Timer,
+        arms: Sequence[Arm],
+        num_arms: int,
+        cells: Sequence[PlannedCell],
+        drops: Mapping[int, float] = DROPS,
     ) -> None:
-        """`arms`: those that may be timed, of `num_arms` rows in the samples."""
-        self.pool, self.timer, self.arms, self.cells = pool, timer, arms, cells
+        """`arms`: those that may be timed, of `num_arms` rows in the samples. `cells`: each with as many rounds.
+
+        `drops`: after so many rounds, by which log ratio to the default a cell is lost.
+        """
+        self.pool, self.timer, self.arms, self.cells, self.drops = pool, timer, arms, cells, drops
         # of each cell, once: a sample takes less than a millisecond
         self.longest = [int(cell.lengths.max()) for cell in cells]
         self.layers = [chain_layers(pool, timer, cell) for cell in cells]
-        self.times: NDArray[np.float64] = np.full((len(PARTS), num_arms, len(cells), ROUNDS), np.nan)
+        rounds = len(cells[0].lengths)
+        self.times: NDArray[np.float64] = np.full((len(PARTS), num_arms, len(cells), rounds), np.nan)
         self.exclusions: list[Exclusion] = []
 
     def run(
@@ -74,7 +84,7 @@ class Rounds:
     ) -> None:
         """Time until all rounds are done, or until `deadline` on the monotonic clock."""
         rng = np.random.default_rng([SEED, len(inputs.lengths_host)])
-        for round_ in range(ROUNDS):
+        for round_ in range(self.times.shape[-1]):
             self.pool.shuffle()
             for c, cell in enumerate(self.cells):
                 with phases("lengths and pages"):
@@ -86,8 +96,8 @@ class Rounds:
                         with phases(f"samples: {arm.name}"):
                             self._sample(arm, c, round_, plan_hidden)
                 progress((round_ * len(self.cells) + c + 1) * self.times.shape[1])
-            if round_ + 1 in DROPS:
-                self._drop(round_ + 1, DROPS[round_ + 1])
+            if round_ + 1 in self.drops:
+                self._drop(round_ + 1, self.drops[round_ + 1])
 
     def _sample(self, arm: Arm, c: int, round_: int, plan_hidden: bool) -> None:
         cell, spec = self.cells[c], self.pool.spec

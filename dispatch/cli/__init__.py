@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from dispatch.cli.bench import bench
+from dispatch.cli.compare import compare
 from dispatch.cli.doctor import doctor
 from dispatch.cli.explain import explain
 from dispatch.cli.select import select
@@ -37,5 +38,5 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
 
 
-for command in (tune, show, explain, doctor, select, bench):
+for command in (tune, show, explain, compare, doctor, select, bench):
     main.add_command(command)

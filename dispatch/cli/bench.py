@@ -7,6 +7,7 @@ import json
 import click
 
 from dispatch.cli.bench_faults import faults
+from dispatch.cli.bench_stability import stability
 from dispatch.cli.bench_step import step
 from dispatch.cli.bench_truth import truth
 
@@ -19,6 +20,7 @@ def bench() -> None:
 
 
 bench.add_command(faults)
+bench.add_command(stability)
 bench.add_command(step)
 bench.add_command(truth)
 

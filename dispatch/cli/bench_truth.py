@@ -38,6 +38,7 @@ def truth(
     """
     from dispatch.backends import registry
     from dispatch.bench.truth_run import run_truth
+    from dispatch.cli.numbers import whole_numbers
     from dispatch.cli.render import console
     from dispatch.config import DispatchConfig
     from dispatch.errors import ModelError
@@ -49,7 +50,7 @@ def truth(
     spec, *others = loaded.layer_groups(tp, page_size, kv_dtype)
     if others:
         raise ModelError(f"{loaded.name}: its layers are of {1 + len(others)} kinds; the stack's are all alike")
-    buckets, means = _numbers("--batches", batches), _numbers("--mean-kv", mean_kv)
+    buckets, means = whole_numbers("--batches", batches), whole_numbers("--mean-kv", mean_kv)
     longest = min(SERVED["cuda"][1], loaded.max_position_embeddings)
     capacity = max(longest, buckets[-1] * means[-1])
     request = TuneRequest(spec, buckets, longest, capacity, DispatchConfig.from_env())
@@ -61,19 +62,6 @@ def truth(
         console().print(_view(f"{loaded.name}: {spec.describe()}", result))
     if not result.ok:
         raise SystemExit(1)
-
-
-def _numbers(flag: str, text: str) -> tuple[int, ...]:
-    """Ascending, each once."""
-    from dispatch.errors import ConfigError
-
-    try:
-        numbers = sorted({int(item) for item in text.split(",")})
-    except ValueError:
-        numbers = []
-    if not numbers or numbers[0] < 1:
-        raise ConfigError(f"{flag} {text!r}: must be whole numbers above 0, separated by commas")
-    return tuple(numbers)
 
 
 def _view(title: str, result: Truth) -> RenderableType:

@@ -13,6 +13,7 @@ from dispatch.decision import Reason
 from dispatch.errors import MeasureError
 from dispatch.isolation.limits import COMPILING, Limits
 from dispatch.isolation.process import Child
+from dispatch.isolation.report import OUT_OF_MEMORY
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +31,15 @@ class Blamed:
     reason: Reason
     why: str
     by_chance: bool = False
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether that is what it did."""
+        return self.why.startswith(OUT_OF_MEMORY)
+
+
+class NoRoom(MeasureError):
+    """The child had no memory for the gate's own numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +93,9 @@ class Watch:
                 case ["done"]:
                     return None
                 case ["poisoned", why]:
-                    return last.blamed(why, by_chance=why.startswith("out of memory"))
+                    return last.blamed(why, by_chance=why.startswith(OUT_OF_MEMORY))
+                case ["crowded", why]:
+                    raise NoRoom(f"candidates cannot be tried in a child process: {OUT_OF_MEMORY}: {why}")
                 case ["error", why]:
                     raise MeasureError(f"candidates cannot be tried in a child process: {why}")
                 case ["late", waited]:

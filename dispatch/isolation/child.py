@@ -22,7 +22,7 @@ from dispatch.bench.timer import CpuTimer, Timer
 from dispatch.candidate import Candidate
 from dispatch.decision import Reason
 from dispatch.errors import RegistryError, one_line
-from dispatch.isolation.report import Report, ReportingTimer
+from dispatch.isolation.report import Report, ReportingTimer, is_out_of_memory
 from dispatch.isolation.task import Task, Work
 from dispatch.workspace import Workspaces
 
@@ -43,7 +43,7 @@ def main() -> None:
         except Exception:
             report.say("poisoned", f"the device does not work any more: {one_line(error)}")
         else:
-            report.say("error", one_line(error))
+            report.say("crowded" if is_out_of_memory(error) else "error", one_line(error))
     report.leave()
 
 

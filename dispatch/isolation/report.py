@@ -2,7 +2,7 @@
 
 ["ready"]; ["begin", candidate, bucket, stage], ["end"]; ["refused", candidate, bucket, stage, reason, why]: it failed,
 and nothing else did; ["poisoned", why]: what was begun last has spoilt this process, which ends; ["proven", bucket];
-["error", why]: no candidate's fault; ["done"].
+["crowded", why]: no memory for the gate itself; ["error", why]: no candidate's fault either; ["done"].
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dispatch.bench.timer import Recording, StepTime, Timer
 from dispatch.errors import one_line
 from dispatch.step import StepInputs
 
+OUT_OF_MEMORY = "out of memory"  # how the reason begins where it is that
 LONGEST_TEXT = 200  # characters; so a line is written in one piece
 
 
@@ -68,8 +69,8 @@ class Report:
     def _spoilt_by(self, error: BaseException) -> str:
         if not isinstance(error, Exception):
             return one_line(error)
-        if _is_out_of_memory(error):  # who holds it may be another than who asked last: both have to go
-            return f"out of memory: {one_line(error)}"
+        if is_out_of_memory(error):  # who holds it may be another than who asked last: both have to go
+            return f"{OUT_OF_MEMORY}: {one_line(error)}"
         try:
             self.settle()
         except Exception:
@@ -77,7 +78,8 @@ class Report:
         return ""
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an exception says that there is no memory left."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     text = str(error).lower()  # torch's allocator for the CPU, and CUDA's own calls, have no type for it

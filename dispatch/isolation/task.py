@@ -11,8 +11,9 @@ from dispatch.bench.proving import GATE_COPIES
 from dispatch.gate_inputs import gate_pages
 from dispatch.spec import AttentionSpec
 
-MOST_LONGEST = 8192  # tokens: long rows, split over many blocks, at a fraction of the memory of the longest served
+MOST_LONGEST = 4096  # tokens: long rows, split over many blocks, at a fraction of the memory of the longest served
 REFERENCE_COPIES = 3  # of a row's K and V in float32, that the reference holds at a time
+SPARE = 1.5  # for what graphs hold, kernels allocate, and the allocator cannot use
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def work_that_fits(
         work = Work(bucket, longest, 2 * longest, candidates)
         pages = (1 + GATE_COPIES) * (work.pages(spec) + 1) * page_bytes(spec)
         row = longest * spec.num_kv_heads * (spec.head_dim_qk + spec.head_dim_vo) * 4
-        if pages + REFERENCE_COPIES * row <= room_bytes:
+        if SPARE * (pages + REFERENCE_COPIES * row) <= room_bytes:
             return work
         longest //= 2
     return None

@@ -17,7 +17,7 @@ from dispatch.candidate import Candidate
 from dispatch.device import DeviceFingerprint
 from dispatch.eligible import Eligible
 from dispatch.errors import MeasureError
-from dispatch.isolation.blame import Blamed, Watch
+from dispatch.isolation.blame import Blamed, NoRoom, Watch
 from dispatch.isolation.limits import CHILD_BYTES, OUTSIDE_TORCH_BYTES, Limits
 from dispatch.isolation.process import Child
 from dispatch.isolation.quarantine import Quarantine
@@ -57,6 +57,7 @@ class Trial:
                 f"{free >> 20} MiB are free, and trying candidates in a child process may take {CHILD_BYTES >> 20}"
             )
         self.torch_bytes = CHILD_BYTES - (OUTSIDE_TORCH_BYTES if device.kind == "cuda" else 0)
+        self.room_share = 1.0
         self.backends = self._importable(registry)
 
     def run(
@@ -75,14 +76,20 @@ class Trial:
                 child = Child(self._task(work), log)
                 try:
                     blamed = watch.follow(child, self._refuse)
+                    crowded = blamed is not None and blamed.out_of_memory and self.room_share == 1.0
+                except NoRoom:
+                    blamed, crowded = None, True
                 finally:
                     child.kill()
                 todo = [bucket for bucket in todo if bucket not in watch.proven]
                 if watch.out_of_time:
                     self.unmeasured |= dict.fromkeys(todo, TIME_BUDGET_OVER)
-                if blamed is None:
+                if crowded:  # more is allocated than can be foretold: on shorter rows, before anyone is blamed
+                    self.room_share /= 2
+                elif blamed is None:
                     break
-                self._refuse(blamed)
+                else:
+                    self._refuse(blamed)
         left = self.able.without(self.refused)
         nothing = {b: NONE_LEFT for b in buckets if len(left.candidates(b)) == 1}
         return left, {**nothing, **self.unmeasured}
@@ -95,7 +102,7 @@ class Trial:
         wanted = []
         for bucket in buckets:
             names = tuple(n for n in self.able.candidates(bucket) if not self._is_refused(n))
-            work = work_that_fits(spec, bucket, longest, names, room)
+            work = work_that_fits(spec, bucket, longest, names, int(self.room_share * room))
             if work is None:
                 self.unmeasured[bucket] = TOO_LARGE
             elif len(names) > 1:

@@ -23,6 +23,7 @@ import torch
 
 from dispatch.atomic import write_atomically
 from dispatch.bench.trace import read_trace
+from dispatch.bench.traffic import batches
 from dispatch.config import DispatchConfig
 from dispatch.device import current_device
 from dispatch.errors import DispatchError
@@ -30,7 +31,6 @@ from dispatch.hf_dense import read_dense
 from dispatch.models import load_fields, load_model
 from smoke.steps.engine import StackEngine
 from smoke.steps.times import ARMS, OFF, ON, StepTimes, geometric_mean, time_steps
-from smoke.steps.traffic import batches
 from smoke.versions import versions
 
 
