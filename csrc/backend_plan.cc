@@ -49,13 +49,13 @@ bool printable(const std::string& text) {
   return std::all_of(text.begin(), text.end(), [](unsigned char c) { return c >= 0x20 && c < 0x7f; });
 }
 
-auto canonical_key(const PlanEntry& e) { return std::tie(e.bucket, e.mean_kv_min, e.max_kv_min); }
+auto canonical_key(const PlanEntry& e) { return std::tie(e.bucket, e.mean_kv_min, e.skew_min); }
 
 bool canonical_order(const PlanEntry& a, const PlanEntry& b) { return canonical_key(a) < canonical_key(b); }
 
 std::string box_text(const PlanEntry& e) {
-  return "mean KV " + part(e.mean_kv_min) + ".." + part(e.mean_kv_max) + ", max KV " + part(e.max_kv_min) + ".." +
-         part(e.max_kv_max);
+  return "mean KV " + part(e.mean_kv_min) + ".." + part(e.mean_kv_max) + ", skew " + part(e.skew_min) + ".." +
+         part(e.skew_max);
 }
 
 // FNV-1a finds every change of one byte: for a given state both of its steps (xor with a byte, multiplication
@@ -133,7 +133,7 @@ void check_envelope(const char* data, std::size_t size) {
 
 bool operator==(const PlanEntry& a, const PlanEntry& b) {
   return canonical_key(a) == canonical_key(b) && a.mean_kv_max == b.mean_kv_max &&
-         a.max_kv_max == b.max_kv_max && a.backend == b.backend && a.tactic == b.tactic;
+         a.skew_max == b.skew_max && a.backend == b.backend && a.tactic == b.tactic;
 }
 
 BackendPlan::BackendPlan(std::vector<std::int64_t> buckets, std::vector<std::string> names)
@@ -168,8 +168,8 @@ void BackendPlan::check(const PlanEntry& entry) const {
     for (const std::string& name : names_) listed += (listed.empty() ? "" : ", ") + name;
     fail("backend '", entry.backend, "' is not one of the plan's names: ", listed);
   }
-  if (entry.mean_kv_min < 0 || entry.max_kv_min < 0) fail("negative bounds: ", box_text(entry));
-  if (entry.mean_kv_min > entry.mean_kv_max || entry.max_kv_min > entry.max_kv_max) {
+  if (entry.mean_kv_min < 0 || entry.skew_min < 0) fail("negative bounds: ", box_text(entry));
+  if (entry.mean_kv_min > entry.mean_kv_max || entry.skew_min > entry.skew_max) {
     fail("unordered bounds: ", box_text(entry));
   }
   PlanEntry start;
@@ -177,15 +177,15 @@ void BackendPlan::check(const PlanEntry& entry) const {
   auto other = std::lower_bound(entries_.begin(), entries_.end(), start, canonical_order);
   for (; other != entries_.end() && other->bucket == entry.bucket; ++other) {
     if (other->mean_kv_min > entry.mean_kv_max) break;  // and so does every later box of this bucket
-    if (other->mean_kv_max >= entry.mean_kv_min && other->max_kv_min <= entry.max_kv_max &&
-        other->max_kv_max >= entry.max_kv_min) {
+    if (other->mean_kv_max >= entry.mean_kv_min && other->skew_min <= entry.skew_max &&
+        other->skew_max >= entry.skew_min) {
       fail("bucket ", entry.bucket, ": ", box_text(entry), " overlaps ", box_text(*other));
     }
   }
 }
 
 struct BackendPlan::Item {
-  std::array<std::int64_t, 2> low, high;  // mean KV, max KV
+  std::array<std::int64_t, 2> low, high;  // mean KV, skew
   std::uint32_t child;
 
   // Makes `middle` the place where [first, last) is cut, in the dimension in which fewer boxes reach across
@@ -237,8 +237,8 @@ std::uint32_t BackendPlan::grow(std::vector<Group>& groups, Item* first, Item* l
     Group& group = groups[root];  // only now: grow() may have moved the groups
     group.mean_low[i] = static_cast<std::uint64_t>(box.low[0]);
     group.mean_span[i] = static_cast<std::uint64_t>(box.high[0] - box.low[0]);
-    group.max_low[i] = static_cast<std::uint64_t>(box.low[1]);
-    group.max_span[i] = static_cast<std::uint64_t>(box.high[1] - box.low[1]);
+    group.skew_low[i] = static_cast<std::uint64_t>(box.low[1]);
+    group.skew_span[i] = static_cast<std::uint64_t>(box.high[1] - box.low[1]);
     group.child[i] = box.child;
   }
   return root;
@@ -258,7 +258,7 @@ void BackendPlan::freeze() {
   items.reserve(entries_.size());
   for (const PlanEntry& e : entries_) {
     const auto index = static_cast<std::uint32_t>(items.size());
-    items.push_back({{e.mean_kv_min, e.max_kv_min}, {e.mean_kv_max, e.max_kv_max}, index | kEntryTag});
+    items.push_back({{e.mean_kv_min, e.skew_min}, {e.mean_kv_max, e.skew_max}, index | kEntryTag});
   }
   std::vector<Group> groups;
   grow(groups, nullptr, nullptr);  // kNoBoxes
@@ -279,9 +279,9 @@ void BackendPlan::freeze() {
 }
 
 const PlanEntry* BackendPlan::lookup(std::int64_t batch_size, std::int64_t mean_kv,
-                                     std::int64_t max_kv) const {
+                                     std::int64_t skew) const {
   if (!frozen_) fail("lookup() before freeze()");
-  if (batch_size <= 0 || mean_kv < 0 || max_kv < 0) return nullptr;
+  if (batch_size <= 0 || mean_kv < 0 || skew < 0) return nullptr;
   const auto batch = static_cast<std::size_t>(batch_size);
   std::size_t bucket;
   if (batch < bucket_of_batch_.size()) {
@@ -291,7 +291,7 @@ const PlanEntry* BackendPlan::lookup(std::int64_t batch_size, std::int64_t mean_
     bucket = static_cast<std::size_t>(holds - buckets_.begin());
   }
   const auto mean = static_cast<std::uint64_t>(mean_kv);
-  const auto max = static_cast<std::uint64_t>(max_kv);
+  const auto second = static_cast<std::uint64_t>(skew);
 
   std::uint32_t at = roots_[bucket];
   std::uint32_t stack[kStack];
@@ -303,7 +303,7 @@ const PlanEntry* BackendPlan::lookup(std::int64_t batch_size, std::int64_t mean_
     const auto visit = [&](std::size_t i) {
       stack[top] = group.child[i];
       top += static_cast<std::size_t>((mean - group.mean_low[i] <= group.mean_span[i]) &
-                                      (max - group.max_low[i] <= group.max_span[i]));
+                                      (second - group.skew_low[i] <= group.skew_span[i]));
     };
     static_assert(kWidth == 4, "one visit each; -O2 leaves a loop rolled, which costs a fifth more");
     visit(0);
@@ -326,7 +326,7 @@ std::string BackendPlan::to_bytes() const {
   for (const std::int64_t bucket : buckets_) put(out, static_cast<std::uint64_t>(bucket), 8);
   for (const std::string& name : names_) put(out, name);
   for (const PlanEntry& e : entries_) {
-    for (const std::int64_t field : {e.bucket, e.mean_kv_min, e.mean_kv_max, e.max_kv_min, e.max_kv_max}) {
+    for (const std::int64_t field : {e.bucket, e.mean_kv_min, e.mean_kv_max, e.skew_min, e.skew_max}) {
       put(out, static_cast<std::uint64_t>(field), 8);
     }
     put(out, e.backend);  // by name: the position in a list of names means nothing to another build
@@ -358,7 +358,7 @@ BackendPlan BackendPlan::from_bytes(const void* data, std::size_t size) {
   plan.entries_.reserve(believable(entry_count, kEntryBytes, in.left(), "entries"));
   for (std::uint64_t i = 0; i < entry_count; ++i) {
     PlanEntry e;
-    for (std::int64_t* field : {&e.bucket, &e.mean_kv_min, &e.mean_kv_max, &e.max_kv_min, &e.max_kv_max}) {
+    for (std::int64_t* field : {&e.bucket, &e.mean_kv_min, &e.mean_kv_max, &e.skew_min, &e.skew_max}) {
       *field = in.signed64();
     }
     e.backend = in.text();

@@ -1,5 +1,5 @@
-// The decision of a tuning run: a frozen table from (batch, mean KV, max KV) to the backend that serves the
-// step. Plain C++17 for engines without Python: compile backend_plan.cc along with your own sources.
+// The decision of a tuning run: a frozen table from (batch, mean KV, skew) to the backend that serves the step.
+// Plain C++17 for engines without Python: compile backend_plan.cc along with your own sources.
 #pragma once
 
 #include <array>
@@ -17,27 +17,30 @@ class PlanError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// One box of a bucket: all four bounds are KV tokens and inclusive. `tactic` is text such as "num_splits=4".
+// One box of a bucket. All four bounds are inclusive: of the mean KV length in tokens, and of the skew. `tactic`
+// is text such as "num_splits=4".
 struct PlanEntry {
   std::int64_t bucket = 0;
   std::int64_t mean_kv_min = 0;
   std::int64_t mean_kv_max = 0;
-  std::int64_t max_kv_min = 0;
-  std::int64_t max_kv_max = 0;
+  std::int64_t skew_min = 0;
+  std::int64_t skew_max = 0;
   std::string backend;
   std::string tactic;
 };
 
 bool operator==(const PlanEntry& a, const PlanEntry& b);
 
-// What a plan is asked for a step: its live rows, their mean KV length, rounded up, and the longest, in tokens.
+// What a plan is asked for a step: its live rows, their mean KV length in tokens, rounded up, and the skew: the
+// longest over that mean, in thousandths, rounded down; 1000 where all are alike. `max_kv` is the longest.
 struct Batch {
   std::int64_t batch_size = 0;
   std::int64_t mean_kv = 0;
+  std::int64_t skew = 0;
   std::int64_t max_kv = 0;
 };
 
-// Of the KV lengths of a step's live rows, the new token included. No rows: all 0, which is in no plan.
+// Of the KV lengths of a step's live rows, the new token included; above 0. No rows: all 0, which is in no plan.
 inline Batch batch_of(const std::int32_t* lengths, std::size_t rows) {
   Batch batch;
   std::int64_t sum = 0;
@@ -46,7 +49,10 @@ inline Batch batch_of(const std::int32_t* lengths, std::size_t rows) {
     if (lengths[i] > batch.max_kv) batch.max_kv = lengths[i];
   }
   batch.batch_size = static_cast<std::int64_t>(rows);
-  if (rows > 0) batch.mean_kv = (sum + batch.batch_size - 1) / batch.batch_size;
+  if (sum > 0) {
+    batch.mean_kv = (sum + batch.batch_size - 1) / batch.batch_size;
+    batch.skew = batch.max_kv * 1000 / batch.mean_kv;
+  }
   return batch;
 }
 
@@ -66,11 +72,12 @@ class BackendPlan {
   // Builds the index that lookup() reads. Freezing twice is harmless.
   void freeze();
 
-  // The entry for a step, as batch_of() describes it: of the smallest bucket that holds the batch, the box around (mean_kv, max_kv). nullptr is a miss: use the
-  // default. The entry lives as long as the plan. Allocates nothing. Throws PlanError before freeze().
-  const PlanEntry* lookup(std::int64_t batch_size, std::int64_t mean_kv, std::int64_t max_kv) const;
+  // The entry for a step, as batch_of() describes it: of the smallest bucket that holds the batch, the box around
+  // (mean_kv, skew). nullptr is a miss: use the default. The entry lives as long as the plan. Allocates nothing.
+  // Throws PlanError before freeze().
+  const PlanEntry* lookup(std::int64_t batch_size, std::int64_t mean_kv, std::int64_t skew) const;
 
-  // In order of bucket, mean_kv_min, max_kv_min, whatever the order of the set() calls.
+  // In order of bucket, mean_kv_min, skew_min, whatever the order of the set() calls.
   const std::vector<PlanEntry>& entries() const { return entries_; }
   const std::vector<std::int64_t>& buckets() const { return buckets_; }
   const std::vector<std::string>& names() const { return names_; }
@@ -93,7 +100,7 @@ class BackendPlan {
   // A node of the search tree: up to kWidth boxes, each a subtree's bounding box or an entry's own. Stored as
   // (low, high - low), so that one unsigned comparison a dimension tests both bounds.
   struct Group {
-    std::array<std::uint64_t, kWidth> mean_low, mean_span, max_low, max_span;
+    std::array<std::uint64_t, kWidth> mean_low, mean_span, skew_low, skew_span;
     std::array<std::uint32_t, kWidth> child;
   };
   struct Item;

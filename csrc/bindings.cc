@@ -42,14 +42,14 @@ struct BoundPlan {
 };
 
 py::tuple fields(const PlanEntry& e) {
-  return py::make_tuple(e.bucket, e.mean_kv_min, e.mean_kv_max, e.max_kv_min, e.max_kv_max, e.backend,
+  return py::make_tuple(e.bucket, e.mean_kv_min, e.mean_kv_max, e.skew_min, e.skew_max, e.backend,
                         e.tactic);
 }
 
 PlanEntry make_entry(std::int64_t bucket, std::int64_t mean_kv_min, std::int64_t mean_kv_max,
-                     std::int64_t max_kv_min, std::int64_t max_kv_max, std::string backend,
+                     std::int64_t skew_min, std::int64_t skew_max, std::string backend,
                      std::string tactic) {
-  return {bucket, mean_kv_min, mean_kv_max, max_kv_min, max_kv_max, std::move(backend), std::move(tactic)};
+  return {bucket, mean_kv_min, mean_kv_max, skew_min, skew_max, std::move(backend), std::move(tactic)};
 }
 
 PlanEntry entry_from_fields(const py::tuple& state) {
@@ -61,7 +61,7 @@ PlanEntry entry_from_fields(const py::tuple& state) {
 
 std::string entry_repr(const PlanEntry& e) {
   return py::
-      str("PlanEntry(bucket={}, mean_kv_min={}, mean_kv_max={}, max_kv_min={}, max_kv_max={}, backend={!r}, "
+      str("PlanEntry(bucket={}, mean_kv_min={}, mean_kv_max={}, skew_min={}, skew_max={}, backend={!r}, "
           "tactic={!r})")
           .format(*fields(e));
 }
@@ -71,8 +71,8 @@ BoundPlan make_plan(std::vector<std::int64_t> buckets, std::vector<std::string> 
 }
 
 void set(BoundPlan& plan, std::int64_t bucket, std::int64_t mean_kv_min, std::int64_t mean_kv_max,
-         std::int64_t max_kv_min, std::int64_t max_kv_max, std::string backend, std::string tactic) {
-  plan.table.set(make_entry(bucket, mean_kv_min, mean_kv_max, max_kv_min, max_kv_max, std::move(backend),
+         std::int64_t skew_min, std::int64_t skew_max, std::string backend, std::string tactic) {
+  plan.table.set(make_entry(bucket, mean_kv_min, mean_kv_max, skew_min, skew_max, std::move(backend),
                             std::move(tactic)));
 }
 
@@ -82,8 +82,8 @@ void freeze(BoundPlan& plan) {
   plan.table.freeze();
 }
 
-py::object lookup(const BoundPlan& plan, std::int64_t batch_size, std::int64_t mean_kv, std::int64_t max_kv) {
-  const PlanEntry* entry = plan.table.lookup(batch_size, mean_kv, max_kv);
+py::object lookup(const BoundPlan& plan, std::int64_t batch_size, std::int64_t mean_kv, std::int64_t skew) {
+  const PlanEntry* entry = plan.table.lookup(batch_size, mean_kv, skew);
   if (entry == nullptr) return py::none();
   return plan.objects[static_cast<std::size_t>(entry - plan.table.entries().data())];
 }
@@ -113,8 +113,8 @@ double lookup_ns(const BoundPlan& plan, const std::vector<Query>& queries, int r
   std::uintptr_t found = 0;
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < repeats; ++i) {
-    for (const auto& [batch_size, mean_kv, max_kv] : queries) {
-      found += reinterpret_cast<std::uintptr_t>(plan.table.lookup(batch_size, mean_kv, max_kv));
+    for (const auto& [batch_size, mean_kv, skew] : queries) {
+      found += reinterpret_cast<std::uintptr_t>(plan.table.lookup(batch_size, mean_kv, skew));
     }
   }
   const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - start;
@@ -141,7 +141,7 @@ py::tuple batch_of(const py::buffer& lengths) {
   }
   const auto batch = decode_dispatch::batch_of(static_cast<const std::int32_t*>(info.ptr),
                                                static_cast<std::size_t>(info.shape[0]));
-  return py::make_tuple(batch.batch_size, batch.mean_kv, batch.max_kv);
+  return py::make_tuple(batch.batch_size, batch.mean_kv, batch.skew, batch.max_kv);
 }
 
 void translate(std::exception_ptr raised) {
@@ -158,14 +158,14 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ that engines have too: the table of a tuning decision, and the page size.";
   py::register_local_exception_translator(translate);
 
-  py::class_<PlanEntry>(m, "PlanEntry", "One box of a bucket; bounds in KV tokens, inclusive.")
+  py::class_<PlanEntry>(m, "PlanEntry", "One box of a bucket; bounds inclusive.")
       .def(py::init(&make_entry), py::arg("bucket"), py::arg("mean_kv_min"), py::arg("mean_kv_max"),
-           py::arg("max_kv_min"), py::arg("max_kv_max"), py::arg("backend"), py::arg("tactic") = "")
+           py::arg("skew_min"), py::arg("skew_max"), py::arg("backend"), py::arg("tactic") = "")
       .def_readonly("bucket", &PlanEntry::bucket)
       .def_readonly("mean_kv_min", &PlanEntry::mean_kv_min)
       .def_readonly("mean_kv_max", &PlanEntry::mean_kv_max)
-      .def_readonly("max_kv_min", &PlanEntry::max_kv_min)
-      .def_readonly("max_kv_max", &PlanEntry::max_kv_max)
+      .def_readonly("skew_min", &PlanEntry::skew_min)
+      .def_readonly("skew_max", &PlanEntry::skew_max)
       .def_readonly("backend", &PlanEntry::backend)
       .def_readonly("tactic", &PlanEntry::tactic)
       .def(
@@ -176,14 +176,14 @@ PYBIND11_MODULE(_core, m) {
       .def(py::pickle(&fields, &entry_from_fields));
 
   py::class_<BoundPlan>(m, "BackendPlan",
-                        "Bucket and (mean KV, max KV) box to backend and tactic.\n\n"
+                        "Bucket and (mean KV, skew) box to backend and tactic.\n\n"
                         "Whatever breaks its contract raises PlanError and leaves it unchanged.")
       .def(py::init(&make_plan), py::arg("buckets"), py::arg("names"))
       .def("set", &set, py::arg("bucket"), py::arg("mean_kv_min"), py::arg("mean_kv_max"),
-           py::arg("max_kv_min"), py::arg("max_kv_max"), py::arg("backend"), py::arg("tactic") = "",
-           "Add a box; bounds in KV tokens, inclusive.")
+           py::arg("skew_min"), py::arg("skew_max"), py::arg("backend"), py::arg("tactic") = "",
+           "Add a box; bounds inclusive.")
       .def("freeze", &freeze, "End writing and build the index; idempotent.")
-      .def("lookup", &lookup, py::arg("batch_size"), py::arg("mean_kv"), py::arg("max_kv"),
+      .def("lookup", &lookup, py::arg("batch_size"), py::arg("mean_kv"), py::arg("skew"),
            "The entry for a step, of the smallest bucket that holds the batch; None on a miss.")
       .def("to_bytes", &to_bytes, "The same bytes on every machine for the same content.")
       .def_static("from_bytes", &from_bytes, py::arg("data"), "A frozen plan from to_bytes().")
@@ -198,10 +198,11 @@ PYBIND11_MODULE(_core, m) {
       .def(py::pickle(&get_state, &from_bytes));
 
   m.def("lookup_ns", &lookup_ns, py::arg("plan"), py::arg("queries"), py::arg("repeats"),
-        "Nanoseconds per C++ lookup over (batch_size, mean_kv, max_kv) triples, passed `repeats` times.");
+        "Nanoseconds per C++ lookup over (batch_size, mean_kv, skew) triples, passed `repeats` times.");
 
   m.def("batch_of", &batch_of, py::arg("lengths"),
-        "What a plan is asked: rows, their mean KV length rounded up, the longest. `lengths`: int32 [rows].");
+        "What a plan is asked: rows, their mean KV length rounded up, the skew; and the longest. `lengths`: int32\n"
+        "[rows].");
 
   m.def("kernel_page_size", &kernel_page_size, py::arg("block_size"),
         "The kernels' page for an engine's block size, both in tokens: the largest of 128, 64, 32 and 16 that "

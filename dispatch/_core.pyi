@@ -9,15 +9,18 @@ from numpy import int32
 from numpy.typing import NDArray
 
 class PlanEntry:
-    """One box of a bucket; bounds in KV tokens, inclusive. `tactic` is text like "num_splits=4", or empty."""
+    """One box of a bucket; inclusive bounds of the mean KV length in tokens, and of the skew (see `batch_of`).
+
+    `tactic` is text like "num_splits=4", or empty.
+    """
 
     def __init__(
         self,
         bucket: int,
         mean_kv_min: int,
         mean_kv_max: int,
-        max_kv_min: int,
-        max_kv_max: int,
+        skew_min: int,
+        skew_max: int,
         backend: str,
         tactic: str = "",
     ) -> None: ...
@@ -28,9 +31,9 @@ class PlanEntry:
     @property
     def mean_kv_max(self) -> int: ...
     @property
-    def max_kv_min(self) -> int: ...
+    def skew_min(self) -> int: ...
     @property
-    def max_kv_max(self) -> int: ...
+    def skew_max(self) -> int: ...
     @property
     def backend(self) -> str: ...
     @property
@@ -39,7 +42,7 @@ class PlanEntry:
     def __hash__(self) -> int: ...
 
 class BackendPlan:
-    """Bucket and (mean KV, max KV) box to backend and tactic.
+    """Bucket and (mean KV, skew) box to backend and tactic.
 
     Whatever breaks its contract raises PlanError and leaves it unchanged.
     """
@@ -50,17 +53,17 @@ class BackendPlan:
         bucket: int,
         mean_kv_min: int,
         mean_kv_max: int,
-        max_kv_min: int,
-        max_kv_max: int,
+        skew_min: int,
+        skew_max: int,
         backend: str,
         tactic: str = "",
     ) -> None:
-        """Add a box; bounds in KV tokens, inclusive."""
+        """Add a box; bounds inclusive."""
 
     def freeze(self) -> None:
         """End writing and build the index; idempotent."""
 
-    def lookup(self, batch_size: int, mean_kv: int, max_kv: int) -> PlanEntry | None:
+    def lookup(self, batch_size: int, mean_kv: int, skew: int) -> PlanEntry | None:
         """The entry for a step, of the smallest bucket that holds the batch; None on a miss."""
 
     def to_bytes(self) -> bytes:
@@ -83,12 +86,13 @@ class BackendPlan:
     def frozen(self) -> bool: ...
 
 def lookup_ns(plan: BackendPlan, queries: Sequence[tuple[int, int, int]], repeats: int) -> float:
-    """Nanoseconds per C++ lookup over (batch_size, mean_kv, max_kv) triples, passed `repeats` times."""
+    """Nanoseconds per C++ lookup over (batch_size, mean_kv, skew) triples, passed `repeats` times."""
 
-def batch_of(lengths: NDArray[int32]) -> tuple[int, int, int]:
-    """What a plan is asked: rows, their mean KV length rounded up, the longest. `lengths`: int32 [rows].
+def batch_of(lengths: NDArray[int32]) -> tuple[int, int, int, int]:
+    """What a plan is asked: rows, their mean KV length rounded up, the skew; and the longest. `lengths`: int32 [rows].
 
-    No rows: all 0, which is in no plan. Raises ValueError for anything but contiguous int32 in one dimension.
+    The skew is the longest over the mean, in thousandths: 1000 where all are alike. No rows: all 0, which is in no
+    plan. Raises ValueError for anything but contiguous int32 in one dimension.
     """
 
 def kernel_page_size(block_size: int) -> int:

@@ -1,4 +1,4 @@
-"""Cutting a bucket's (mean KV, max KV) plane into the boxes that gain most. Pure; needs numpy alone."""
+"""Cutting a bucket's (mean KV, skew) plane into the boxes that gain most. Pure; needs numpy alone."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 from dispatch.confirm import decide_cells
 from dispatch.decision import Rule
 from dispatch.evidence import Evidence, median_of_rounds
-from dispatch.samples import Box, BucketSamples
+from dispatch.samples import EVEN, Box, BucketSamples, skew_of
 from dispatch.selector import over_stored
 
 BOX_MARGIN = 0.003  # what one more box must gain, on average over the bucket's batches
 DEPTH = 3  # how often a part is cut further, into up to three each time
 
 Bounds = tuple[tuple[int, int], tuple[int, int]]
-"""Of the mean KV and of the max KV, both ends inclusive."""
+"""Of the mean KV and of the skew, both ends inclusive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some cells with the cuts around them; None where no cut bounds that side. (mean KV, max KV) each."""
+    """Some cells with the cuts around them; None where no cut bounds that side. (mean KV, skew) each."""
 
     cells: tuple[int, ...]
     low: tuple[int | None, int | None] = (None, None)
@@ -35,11 +35,12 @@ class Search:
     """Decides sets of cells, each once, for the many partitions that share them."""
 
     def __init__(self, evidence: Evidence, samples: BucketSamples, rule: Rule) -> None:
-        """`samples`: those of the evidence, in cells whose longest requests lie close together (subcells.split)."""
+        """`samples`: those of the evidence, in cells whose skews lie close together (subcells.split)."""
         self.evidence, self.rule = evidence, rule
         self.means = [cell.mean_kv for cell in samples.cells]
-        self.least = [int(longest[longest > 0].min()) for longest in samples.longest]
-        self.most = [int(longest.max()) for longest in samples.longest]
+        longest = [own[own > 0] for own in samples.longest]
+        self.least = [max(EVEN, skew_of(mean, int(own.min()))) for mean, own in zip(self.means, longest, strict=True)]
+        self.most = [max(EVEN, skew_of(mean, int(own.max()))) for mean, own in zip(self.means, longest, strict=True)]
         self.decided: dict[tuple[int, ...], tuple[str, float]] = {}
 
     def pick(self, cells: tuple[int, ...]) -> tuple[str, float]:
@@ -53,7 +54,10 @@ class Search:
     def inside(self, box: Box) -> tuple[int, ...]:
         """The cells of which every batch lies in the box."""
         return tuple(
-            i for i, mean in enumerate(self.means) if box.holds(mean, self.least[i]) and box.holds(mean, self.most[i])
+            i
+            for i, mean in enumerate(self.means)
+            if box.mean_kv_min <= mean <= box.mean_kv_max
+            and box.skew_min <= self.least[i] <= self.most[i] <= box.skew_max
         )
 
     def best(self) -> list[Part]:
@@ -74,25 +78,14 @@ class Search:
         return mean <= -over_stored(self.evidence.delta(cells, self.rule), self.rule)
 
     def bounds(self, part: Part) -> Bounds:
-        """Cuts bound a part. Where there is none: its own means, and what its cells were measured for.
-
-        A cell speaks for means up to the cut between it and the next point; there its longest request is longer in
-        proportion, or shorter, within the bucket's extremes.
-        """
+        """Cuts bound a part; where there is none, its own outermost cells."""
         means = [self.means[i] for i in part.cells]
-        mean_min, mean_max = (
-            end if cut is None else cut for end, cut in ((min(means), part.low[0]), (max(means), part.high[0]))
+        ends = (min(means), min(self.least[i] for i in part.cells)), (max(means), max(self.most[i] for i in part.cells))
+        (mean_min, mean_max), (skew_min, skew_max) = (
+            (ends[0][axis] if low is None else low, ends[1][axis] if high is None else high)
+            for axis, (low, high) in enumerate(zip(part.low, part.high, strict=True))
         )
-        max_min, max_max = part.low[1], part.high[1]
-        if max_min is None:
-            lowest = [i for i in part.cells if self.means[i] == min(means)]
-            reached = min(self.least[i] * mean_min // self.means[i] for i in lowest)
-            max_min = max(min(self.least), min(reached, *(self.least[i] for i in part.cells)))
-        if max_max is None:
-            highest = [i for i in part.cells if self.means[i] == max(means)]
-            reached = max(-(-self.most[i] * mean_max // self.means[i]) for i in highest)
-            max_max = min(max(self.most), max(reached, *(self.most[i] for i in part.cells)))
-        return (mean_min, mean_max), (max_min, max_max)
+        return (mean_min, mean_max), (skew_min, skew_max)
 
     def _cut(self, part: Part, depth: int) -> list[Part]:
         """The part, or what it is best cut into."""

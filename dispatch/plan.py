@@ -77,8 +77,8 @@ class StoredPlan:
                 bucket=box.bucket,
                 mean_kv_min=box.mean_kv_min,
                 mean_kv_max=box.mean_kv_max,
-                max_kv_min=box.max_kv_min,
-                max_kv_max=box.max_kv_max,
+                skew_min=box.skew_min,
+                skew_max=box.skew_max,
                 backend=candidate.backend,
                 tactic=candidate.tactic,
             )

@@ -18,7 +18,7 @@ from dispatch.plan import DecidedBox, Excluded, StoredPlan
 from dispatch.readfile import read_file
 from dispatch.samples import Box
 
-FORMAT = 1
+FORMAT = 2  # since 2 with the skew of boxes
 
 
 def write_plans(path: Path, plans: Sequence[StoredPlan]) -> None:
@@ -70,11 +70,11 @@ def plan_from_json(value: Any) -> StoredPlan:
 
 
 def box_to_json(box: Box) -> dict[str, Any]:
-    """{"bucket": 8, "mean_kv": [128, 900], "max_kv": [128, 4096], "candidate": "fa3"}"""
+    """{"bucket": 8, "mean_kv": [128, 900], "skew": [1000, 4500], "candidate": "fa3"}"""
     return {
         "bucket": box.bucket,
         "mean_kv": [box.mean_kv_min, box.mean_kv_max],
-        "max_kv": [box.max_kv_min, box.max_kv_max],
+        "skew": [box.skew_min, box.skew_max],
         "candidate": box.candidate,
     }
 
@@ -83,9 +83,9 @@ def box_from_json(value: Any) -> Box:
     """Inverse of `box_to_json`. Raises ValueError, naming the field."""
     data = mapping(value)
     mean_kv_min, mean_kv_max = field(data, "mean_kv", _bounds)
-    max_kv_min, max_kv_max = field(data, "max_kv", _bounds)
+    skew_min, skew_max = field(data, "skew", _bounds)
     candidate = field(data, "candidate", candidate_from_json)
-    return Box(field(data, "bucket", whole), mean_kv_min, mean_kv_max, max_kv_min, max_kv_max, candidate)
+    return Box(field(data, "bucket", whole), mean_kv_min, mean_kv_max, skew_min, skew_max, candidate)
 
 
 def candidate_from_json(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Regimes: the boxes of a bucket's (mean KV, max KV) plane, and what serves each. Pure; needs numpy alone."""
+"""Regimes: the boxes of a bucket's (mean KV, skew) plane, and what serves each. Pure; needs numpy alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dispatch.confirm import cross_fitted_speedup, decide_cells
 from dispatch.decision import Decision, Rule
 from dispatch.evidence import Evidence
 from dispatch.partition import Part, Search
-from dispatch.samples import Box, BucketSamples, Samples
+from dispatch.samples import EVEN, Box, BucketSamples, Samples
 from dispatch.subcells import split
 
 
@@ -58,7 +58,7 @@ def decide_bucket(
     cells_of = {box: search.inside(box) for box in incumbent}
     stored = [(box, cells) for box, cells in cells_of.items() if cells]
     if stored and sum(len(cells) for _, cells in stored) == len(samples.cells):
-        old = [Part(cells, (b.mean_kv_min, b.max_kv_min), (b.mean_kv_max, b.max_kv_max)) for b, cells in stored]
+        old = [Part(cells, (b.mean_kv_min, b.skew_min), (b.mean_kv_max, b.skew_max)) for b, cells in stored]
         names = [box.candidate for box, _ in stored]
         if not search.faster(parts, old, names):
             parts, held = old, names
@@ -70,8 +70,10 @@ def _regime(bucket: int, evidence: Evidence, search: Search, part: Part, incumbe
     speedup = 1.0
     if decision.candidate != evidence.candidates[0]:
         speedup = cross_fitted_speedup(evidence, part.cells, search.rule, incumbent)
-    (mean_min, mean_max), (max_min, max_max) = search.bounds(part)
+    (mean_min, mean_max), (skew_min, skew_max) = search.bounds(part)
     limit = Candidate.parse(decision.candidate).max_kv
-    if limit is not None:
-        max_max = min(max_max, limit)
-    return Regime(Box(bucket, mean_min, mean_max, max_min, max_max, decision.candidate), part.cells, decision, speedup)
+    if limit is not None:  # nowhere in the box may a request be longer
+        skew_max = min(skew_max, max(search.most[i] for i in part.cells))
+        mean_max = min(mean_max, EVEN * (limit + 1) // (skew_max + 1))
+    box = Box(bucket, mean_min, mean_max, skew_min, skew_max, decision.candidate)
+    return Regime(box, part.cells, decision, speedup)

@@ -13,6 +13,7 @@ from dispatch.decision import Reason, Rule
 
 TWIN = "default/twin"  # the default measured a second time: the noise that a decision must clear (A/A)
 LONGEST_US = 1e12  # 11 days: no kernel takes so long, and sums over layers stay finite
+EVEN = 1000  # the skew of requests that are all alike
 PARTS = ("plan_us", "begin_us", "layer_us")
 
 
@@ -70,20 +71,31 @@ def log_of_times(step_us: NDArray[np.float64]) -> NDArray[np.float64]:
     return log
 
 
+def skew_of(mean_kv: int, max_kv: int) -> int:
+    """The longest request over the mean, in thousandths, rounded down; 1000 where all are alike.
+
+    The second coordinate of a plan: length profiles are shapes that are scaled to a mean, so between two means that
+    were measured, what was measured at the same skew is what is alike.
+    """
+    return max_kv * EVEN // mean_kv
+
+
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A regime of a bucket, inclusive bounds in tokens, and the candidate that serves it."""
+    """A regime of a bucket, and the candidate that serves it. Inclusive bounds of the mean KV length in tokens, and of
+    the skew (`skew_of`)."""
 
     bucket: int
     mean_kv_min: int
     mean_kv_max: int
-    max_kv_min: int
-    max_kv_max: int
+    skew_min: int
+    skew_max: int
     candidate: str
 
     def holds(self, mean_kv: int, max_kv: int) -> bool:
-        """Whether a batch of these lengths is served by the box."""
-        return self.mean_kv_min <= mean_kv <= self.mean_kv_max and self.max_kv_min <= max_kv <= self.max_kv_max
+        """Whether a batch of this mean, and with this longest request, is served by the box."""
+        skew = skew_of(mean_kv, max_kv)
+        return self.mean_kv_min <= mean_kv <= self.mean_kv_max and self.skew_min <= skew <= self.skew_max
 
 
 @dataclass(frozen=True, slots=True, eq=False)

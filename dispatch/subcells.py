@@ -1,7 +1,7 @@
-"""Cells as a plan sees them: rounds whose longest request is of another size are another cell. Needs numpy alone.
+"""Cells as a plan sees them: rounds of another skew are another cell. Needs numpy alone.
 
 A cell is measured on new lengths in each round, and in a ragged one the longest of them differs by a factor of two and
-more. A plan is asked by that longest: what is measured at one must not speak for another.
+more. A plan is asked by the longest over the mean: what is measured at one must not speak for another.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import numpy as np
 
 from dispatch.samples import BucketSamples, Cell
 
-BIN = 1.5  # ratio of the ends of a bin of longest lengths; mean KV points lie 2.4 times apart
+BIN = 1.25  # ratio of the ends of a bin of skews
 
 
 def split(samples: BucketSamples) -> BucketSamples:
-    """The same samples in cells whose rounds have their longest request in one bin.
+    """The same samples in cells whose rounds have their skew in one bin.
 
     Rounds of a cell that are not its own have `longest` 0 and no times. Splitting twice changes nothing.
     """
-    bins = np.floor(np.log(np.maximum(samples.longest, 1)) / np.log(BIN))
+    means = np.array([cell.mean_kv for cell in samples.cells])[:, None]
+    bins = np.floor(np.log(np.maximum(samples.longest / means, 1)) / np.log(BIN))
     source, own = [], []
     for c, longest in enumerate(samples.longest):
         for one in np.unique(bins[c][longest > 0]):

@@ -10,7 +10,7 @@ from dispatch.decision import Reason
 from dispatch.device import current_device
 from dispatch.eligible import Eligible, eligible
 from dispatch.plan import DecidedBox, StoredPlan
-from dispatch.samples import Box
+from dispatch.samples import EVEN, Box
 from dispatch.spec import AttentionSpec
 from dispatch.store import Store
 from smoke.engine import request_of
@@ -31,8 +31,8 @@ def challengers(spec: AttentionSpec, config: DispatchConfig, kind: str) -> list[
 
 
 def everywhere(candidate: str, buckets: Iterable[int] = BUCKETS, up_to: int = MAX_SEQ_LEN, above: int = 0) -> list[Box]:
-    """A box in each bucket for requests of which the longest has `above` + 1 to `up_to` tokens."""
-    return [Box(bucket, 1, MAX_SEQ_LEN, above + 1, up_to, candidate) for bucket in buckets]
+    """A box in each bucket for requests whose mean is `above` + 1 to `up_to` tokens, of any skew."""
+    return [Box(bucket, above + 1, up_to, EVEN, EVEN * MAX_SEQ_LEN, candidate) for bucket in buckets]
 
 
 def store_plan(spec: AttentionSpec, config: DispatchConfig, kind: str, boxes: Sequence[Box]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dispatch.config import DispatchConfig
+from dispatch.engine.prepare import batch_of
 from dispatch.engine.runner import DecodeGraphRunner
 from dispatch.samples import Box
 from smoke.engine import make_decoder, make_runner
@@ -85,10 +86,10 @@ class Place:
 
 @dataclass
 class Ran:
-    """`logits`: what `serve` returned. `longest`: KV tokens of the longest request, of each decode step."""
+    """`logits`: what `serve` returned. `means`: mean KV tokens of a request, rounded up, of each decode step."""
 
     logits: list[torch.Tensor]
-    longest: list[int]
+    means: list[int]
 
 
 def compare(
@@ -116,15 +117,15 @@ def compare(
         "misses": {f"{bucket} {why}": count for (bucket, why), count in sorted(runner.counts.misses.items())},
         "capture": report.to_json(),
     }
-    return Ran(logits, watched.longest)
+    return Ran(logits, watched.means)
 
 
 class _Watched:
     def __init__(self, runner: DecodeGraphRunner) -> None:
         self.runner = runner
-        self.longest: list[int] = []
+        self.means: list[int] = []
 
     def run(self, lengths_host: torch.Tensor, block_tables: Sequence[torch.Tensor]) -> torch.Tensor:
-        self.longest.append(int(lengths_host.max()))
+        self.means.append(batch_of(lengths_host)[1])
         logits: torch.Tensor = self.runner.run(lengths_host, block_tables)
         return logits

@@ -78,7 +78,7 @@ class Engine:
 
 
 def store_plan(runner, boxes, group=0):
-    """Put a plan of these (bucket, mean KV from, to, max KV from, to, candidate) where the runner will look for it."""
+    """Put a plan of these (bucket, mean KV from, to, skew from, to, candidate) where the runner will look for it."""
     request = TuneRequest(**{**_fields(runner.request), "spec": runner.groups[group].spec})
     device, backends = current_device("cpu"), runner.backends
     default = eligible(request, device, backends).default

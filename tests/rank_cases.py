@@ -25,10 +25,11 @@ from dispatch.config import DispatchConfig
 from dispatch.engine import DecodeGraphRunner
 from dispatch.engine.graphs import EagerSteps
 from dispatch.request import TuneRequest
+from dispatch.samples import EVEN
 from tests.engine import BUCKETS, MAX_KV, Engine, store_plan
 from tests.fakes import ScriptedTimer, backend, registry_of
 
-EVERYWHERE = [(bucket, 1, MAX_KV, 1, MAX_KV, "b") for bucket in BUCKETS]
+EVERYWHERE = [(bucket, 1, MAX_KV, EVEN, EVEN * MAX_KV, "b") for bucket in BUCKETS]
 
 
 class Sharded(Engine):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import random
 import struct
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch._core import BackendPlan, PlanEntry, lookup_ns
+from dispatch._core import BackendPlan, PlanEntry, batch_of, lookup_ns
 from dispatch.bench import lookup as bench
 from dispatch.errors import DispatchError, PlanError
+from dispatch.samples import Box, skew_of
 
 NAMES = ["fa3", "flashinfer_cudnn", "flashinfer_xqa"]
 INT64_MAX = 2**63 - 1
@@ -42,7 +45,7 @@ def frozen(rows: list[Row], buckets: tuple[int, ...] = (8, 16, 32)) -> BackendPl
 
 
 def row_of(entry: PlanEntry) -> Row:
-    bounds = (entry.mean_kv_min, entry.mean_kv_max, entry.max_kv_min, entry.max_kv_max)
+    bounds = (entry.mean_kv_min, entry.mean_kv_max, entry.skew_min, entry.skew_max)
     return (entry.bucket, *bounds, entry.backend, entry.tactic)
 
 
@@ -170,7 +173,7 @@ def test_large_plans_answer_as_dict_and_bisect_do(buckets: int, boxes_per_bucket
     twin = bench.DictBisect(plan)
     queries = bench.random_queries(rng, plan, 3000)
     for e in rng.sample(plan.entries, 50):  # a random length seldom falls on a bound
-        sides = [(e.mean_kv_min, e.max_kv_min), (e.mean_kv_max, e.max_kv_max)]
+        sides = [(e.mean_kv_min, e.skew_min), (e.mean_kv_max, e.skew_max)]
         queries += [(e.bucket, mean + d, longest + d) for mean, longest in sides for d in (-1, 0, 1)]
     assert all(
         plan.lookup(*query) is twin.lookup(*query) or plan.lookup(*query) == twin.lookup(*query) for query in queries
@@ -192,7 +195,7 @@ REFUSED = [
     ((8, 5000, 5001, 2, 1, "fa3"), "unordered"),
     ((8, 1, 999, 1, 4095, "fa3"), "overlaps"),
     ((8, 999, 999, 4095, 4095, "fa3"), "overlaps"),  # one corner of one box
-    ((8, 0, 10**6, 0, 10**6, "fa3"), "overlaps mean KV 1..999, max KV 1..4095"),
+    ((8, 0, 10**6, 0, 10**6, "fa3"), "overlaps mean KV 1..999, skew 1..4095"),
 ]
 
 
@@ -445,7 +448,7 @@ def test_any_contents_under_a_valid_checksum_are_a_plan_or_refused(changes: list
         assert plan.frozen
         assert BackendPlan.from_bytes(plan.to_bytes()).digest() == plan.digest()
         for row in plan.entries:
-            assert plan.lookup(row.bucket, row.mean_kv_max, row.max_kv_max) == row
+            assert plan.lookup(row.bucket, row.mean_kv_max, row.skew_max) == row
 
 
 @settings(max_examples=200, deadline=None)
@@ -480,3 +483,43 @@ def test_the_bench_times_each_implementation_on_each_shape() -> None:
 def test_timing_nothing_is_refused(queries: list[tuple[int, int, int]], repeats: int) -> None:
     with pytest.raises(ValueError, match="needs a query"):
         lookup_ns(frozen(ROWS), queries, repeats)
+
+
+# --- what a plan is asked
+
+
+@pytest.mark.parametrize(
+    ("lengths", "batch"),
+    [
+        ([7], (1, 7, 1000, 7)),
+        ([5, 5, 5], (3, 5, 1000, 5)),
+        ([1, 2], (2, 2, 1000, 2)),  # a mean of 1.5 counts as 2
+        ([9, 33], (2, 21, 1571, 33)),  # 33 / 21 = 1.5714
+        ([1, 1, 1, 97], (4, 25, 3880, 97)),
+        ([2**31 - 1] * 3, (3, 2**31 - 1, 1000, 2**31 - 1)),  # a sum above 32 bits
+        ([], (0, 0, 0, 0)),
+    ],
+)
+def test_a_batch_is_its_rows_their_mean_rounded_up_the_longest_over_it_and_the_longest(
+    lengths: list[int], batch: tuple[int, int, int, int]
+) -> None:
+    assert batch_of(np.array(lengths, dtype=np.int32)) == batch
+
+
+@given(st.lists(st.integers(1, 2**20), min_size=1, max_size=40))
+def test_a_batch_lies_where_a_box_says_it_does(lengths: list[int]) -> None:
+    rows, mean_kv, skew, longest = batch_of(np.array(lengths, dtype=np.int32))
+    assert (rows, mean_kv, longest) == (len(lengths), math.ceil(sum(lengths) / len(lengths)), max(lengths))
+    assert skew == skew_of(mean_kv, longest) >= 1000
+    assert Box(8, mean_kv, mean_kv, skew, skew, "fa3").holds(mean_kv, longest)
+    assert not Box(8, mean_kv, mean_kv, skew + 1, skew + 9, "fa3").holds(mean_kv, longest)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [np.zeros(3, np.int64), np.zeros(3, np.float32), np.zeros((3, 1), np.int32), np.zeros(6, np.int32)[::2]],
+    ids=["int64", "float32", "two dimensions", "with gaps"],
+)
+def test_lengths_of_another_kind_are_refused(lengths: Any) -> None:
+    with pytest.raises(ValueError, match="contiguous 32-bit integers in one dimension"):
+        batch_of(lengths)

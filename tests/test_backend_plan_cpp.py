@@ -114,8 +114,8 @@ def example(tmp_path_factory: pytest.TempPathFactory, table_object: Path) -> Pat
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = BackendPlan([8, 16], ["fa3", "flashinfer_cudnn"])
-    plan.set(8, 1, 4096, 1, 16384, backend="fa3", tactic="num_splits=4")
-    plan.set(16, 1, 4096, 1, 16384, backend="flashinfer_cudnn")
+    plan.set(8, 1, 4096, 1000, 4000, backend="fa3", tactic="num_splits=4")
+    plan.set(16, 1, 4096, 1000, 4000, backend="flashinfer_cudnn")
     path = tmp_path_factory.mktemp("plan") / "plan.bin"
     path.write_bytes(plan.to_bytes())
     return path
@@ -123,18 +123,20 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("query", "answer"),
+    ("lengths", "answer"),
     [
-        ((8, 4096, 16384), "fa3 num_splits=4\n"),
-        ((9, 4096, 16384), "flashinfer_cudnn\n"),
-        ((8, 4097, 16384), "default\n"),
-        ((17, 4096, 16384), "default\n"),
+        ([4096] * 8, "fa3 num_splits=4\n"),
+        ([4096] * 9, "flashinfer_cudnn\n"),
+        ([4096] * 7 + [4097], "default\n"),  # a mean of 4096.1 counts as 4097
+        ([4096] * 17, "default\n"),
+        ([1] * 7 + [9], "default\n"),  # the longest is 4.5 times the mean of 2
+        ([1] * 7 + [8], "fa3 num_splits=4\n"),  # and here 4 times, for a mean of 1.9 counts as 2
     ],
 )
 def test_cpp_program_answers_from_a_plan_that_python_wrote(
-    example: Path, plan_file: Path, query: tuple[int, int, int], answer: str
+    example: Path, plan_file: Path, lengths: list[int], answer: str
 ) -> None:
-    done = run(example, plan_file, *query)
+    done = run(example, plan_file, *lengths)
     assert (done.returncode, done.stdout, done.stderr) == (0, answer, "")
 
 
@@ -162,7 +164,7 @@ def test_cpp_program_refuses_a_bad_file_in_one_line(
 
 @needs_compiler
 def test_cpp_program_refuses_a_missing_file_and_an_unreadable_number(example: Path, plan_file: Path) -> None:
-    for arguments in ([plan_file.parent / "none", 8, 1, 1], [plan_file, "8x", 1, 1], [plan_file, 8]):
+    for arguments in ([plan_file.parent / "none", 8, 1, 1], [plan_file, "8x", 1, 1]):
         done = run(example, *arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
@@ -248,6 +250,6 @@ for message in (shim.overlap, shim.page_size):
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == (
-        "bucket 4: mean KV 2..2, max KV 3..3 overlaps mean KV 1..2, max KV 3..4\n"
+        "bucket 4: mean KV 2..2, skew 3..3 overlaps mean KV 1..2, skew 3..4\n"
         "block size 136: must be a multiple of 16 above 0, since a page of the kernels holds 128, 64, 32 or 16 tokens\n"
     )

@@ -34,7 +34,7 @@ from dispatch.gate_inputs import row_sets
 from dispatch.plan import DecidedBox, Excluded, StoredPlan
 from dispatch.planfile import read_plans, write_plans
 from dispatch.request import TuneRequest
-from dispatch.samples import TWIN, Box, Cell
+from dispatch.samples import TWIN, Box, Cell, skew_of
 from dispatch.spec import AttentionSpec
 from tests.fakes import ScriptedTimer, backend, device, registry_of, spec_of
 from tests.make import TINY, make_samples
@@ -317,7 +317,7 @@ def run(monkeypatch):
 
 def test_a_snapshot_is_served_as_the_plans_table_says(run):
     backends = registry_of(backend("a"), backend("b"))
-    plan = plan_of(backends, [Box(4, 1, 20, 1, 30, "b")])
+    plan = plan_of(backends, [Box(4, 1, 20, 1000, 1500, "b")])
     compared = run(plan, backends, {"short": trace_of(11), "long": trace_of(21)}, batches=(1, 3, 4))
     rows = [(row.trace, row.batch, [s.served for s in row.snapshots]) for row in compared.rows]
     assert rows == [
@@ -360,7 +360,7 @@ def test_kv_bytes_are_those_that_live_rows_read(run):
 def test_what_failed_or_was_wrong_when_the_plan_was_made_is_not_run_again(run):
     backends = registry_of(backend("a"), backend("b"), backend("c"))
     bad = [Excluded(4, name, Reason.GATE_FAILED, "row 3") for name in ("b", "c")]
-    plan = plan_of(backends, [Box(4, 1, 20, 1, 30, "c")], excluded=bad)
+    plan = plan_of(backends, [Box(4, 1, 20, 1000, 1500, "c")], excluded=bad)
     compared = run(plan, backends, {"short": trace_of(11)}, batches=(1, 4))
     assert [s.candidates for row in compared.rows for s in row.snapshots[:1]] == [
         ("a", TWIN, "b", "c"),
@@ -380,7 +380,7 @@ def test_what_was_refused_when_the_plan_was_made_is_not_run(run):
 
 def test_a_planned_candidate_that_is_not_there_leaves_the_default(run):
     backends = registry_of(backend("a"), backend("b"))
-    compared = run(plan_of(backends, [Box(4, 1, 20, 1, 30, "b[x=1]")]), backends, {"short": trace_of(11)})
+    compared = run(plan_of(backends, [Box(4, 1, 20, 1000, 1500, "b[x=1]")]), backends, {"short": trace_of(11)})
     assert [s.served for s in compared.rows[0].snapshots] == ["a", "a"]
     assert "batch 4: b[x=1] is planned and not available" in compared.left_out
 
@@ -453,7 +453,7 @@ def test_a_row_of_each_trace_and_batch_size_and_a_line_of_each_trace(tuned, tmp_
     assert f"{compared['all']['plan_over']['torch_sdpa']['mean']:.3f}x over torch_sdpa" in out
     (plan,) = read_plans(tuned / "plan.json")
     for found in compared["snapshots"]:
-        entry = plan.table().lookup(found["batch"], found["mean_kv"], found["max_kv"])
+        entry = plan.table().lookup(found["batch"], found["mean_kv"], skew_of(found["mean_kv"], found["max_kv"]))
         assert found["planned"] == (
             None if entry is None else entry.backend + (f"[{entry.tactic}]" if entry.tactic else "")
         )

@@ -183,7 +183,7 @@ NOT_A_PLAN_FILE = [
     b'"plan"',
     b"{}",
     b"{",
-    b'{"format": 1}',
+    b'{"format": 2}',
     b"not JSON",
     b"\x00",
     b"\xff\xfe\x00",
@@ -192,12 +192,12 @@ NOT_A_PLAN_FILE = [
     b"[" * 100_000,
     b"[" * 15_000,
     b'{"format":' * 100_000,
-    b'{"format": 1, "plans": ' + b"[" * 900 + b"]" * 900 + b"}",
+    b'{"format": 2, "plans": ' + b"[" * 900 + b"]" * 900 + b"}",
     b'{"format": ' + b"9" * 5000 + b"}",
     b'{"format": 1e400}',
-    b'{"format": 1, "plans": [NaN]}',
-    b'{"format": 1, "plans": [1e400]}',
-    '{"format": 1}'.encode("utf-16"),
+    b'{"format": 2, "plans": [NaN]}',
+    b'{"format": 2, "plans": [1e400]}',
+    '{"format": 2}'.encode("utf-16"),
 ]
 
 
@@ -247,9 +247,9 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     *((("buckets",), value, "boxes: bucket") for value in ([0], [8, 1], [1, 1], [-1])),  # the table refuses them
     *((("boxes",), value, "boxes: ") for value in (None, 1, "1", {}, [None], [[]], [{}])),
     *((("boxes", 0, "bucket"), value, "boxes: bucket") for value in (None, "1", 1.0, True, [], 10**400, 3, -1)),
-    *((("boxes", 0, name), value, f"boxes: {name}: ") for name in ("mean_kv", "max_kv") for value in (
+    *((("boxes", 0, name), value, f"boxes: {name}: ") for name in ("mean_kv", "skew") for value in (
         None, 1, "12", {}, [], [1], [1, 2, 3], [1, None], ["1", "2"], [1.5, 2], [False, True], [0, 2**63])),
-    *((("boxes", 0, name), value, "boxes: ") for name in ("mean_kv", "max_kv") for value in ([2, 1], [-1, 1])),
+    *((("boxes", 0, name), value, "boxes: ") for name in ("mean_kv", "skew") for value in ([2, 1], [-1, 1])),
     *((("boxes", 0, "candidate"), value, "boxes: candidate: ") for value in (None, 1, [], "", "fa3[x]", TWIN)),
     (("boxes", 0, "candidate"), "fa3", "boxes: backend 'fa3' is not one of"),
     *((("boxes", 0, "reason"), value, "boxes: reason: ") for value in (None, 1, [], {}, "", "fastest", "SLOWEST")),

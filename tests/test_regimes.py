@@ -37,7 +37,7 @@ def served(regimes, cell):
 
 def test_one_winner_everywhere_is_one_box_around_all_cells():
     (regime,) = decide({XQA: lambda c: 80})
-    assert regime.box == Box(8, 128, 8192, 128, 8192 * RAGGED, XQA)
+    assert regime.box == Box(8, 128, 8192, 1000, 1000 * RAGGED, XQA)
 
 
 def test_the_default_everywhere_is_one_box_for_the_default():
@@ -88,7 +88,7 @@ def test_boxes_do_not_overlap():
         regimes = decide({XQA: lambda c, t=level: t[c]})
         for a, b in itertools.combinations([r.box for r in regimes], 2):
             apart_in_mean = a.mean_kv_max < b.mean_kv_min or b.mean_kv_max < a.mean_kv_min
-            apart_in_max = a.max_kv_max < b.max_kv_min or b.max_kv_max < a.max_kv_min
+            apart_in_max = a.skew_max < b.skew_min or b.skew_max < a.skew_min
             assert apart_in_mean or apart_in_max
 
 
@@ -97,7 +97,7 @@ def test_no_box_reaches_beyond_the_measured_lengths():
     level = {c: rng.uniform(60, 140) for c in cells()}
     for box in (r.box for r in decide({XQA: lambda c: level[c]})):
         assert min(MEANS) <= box.mean_kv_min <= box.mean_kv_max <= max(MEANS)
-        assert min(MEANS) <= box.max_kv_min <= box.max_kv_max <= max(MEANS) * RAGGED
+        assert 1000 <= box.skew_min <= box.skew_max <= 1000 * RAGGED
 
 
 def test_a_tactic_for_short_requests_is_not_chosen_beyond_them():
@@ -105,7 +105,8 @@ def test_a_tactic_for_short_requests_is_not_chosen_beyond_them():
     regimes = decide({narrow: lambda c: 70 if c.max_kv <= 1000 else np.nan})
     chosen = [r.box for r in regimes if r.box.candidate == narrow]
     assert chosen
-    assert all(box.max_kv_max <= 1000 for box in chosen)  # the midpoint to the next cell is sqrt(512 * 2048) = 1024
+    for box in chosen:  # the longest request of a box: its mean at a skew just below the next thousandth
+        assert (box.mean_kv_max * (box.skew_max + 1) - 1) // 1000 <= 1000
 
 
 @pytest.mark.parametrize("missing", MEANS)
@@ -133,8 +134,8 @@ def stored(*rows):
     return [Box(8, *bounds, name) for *bounds, name in rows]
 
 
-LOW = (128, 1024, 128, 8192 * RAGGED)
-HIGH = (1025, 8192, 128, 8192 * RAGGED)
+LOW = (128, 1024, 1000, 1000 * RAGGED)
+HIGH = (1025, 8192, 1000, 1000 * RAGGED)
 
 
 def test_stored_boundaries_stay_when_moving_them_gains_less_than_delta():
@@ -197,7 +198,7 @@ def test_a_challenger_that_its_halves_do_not_confirm_leaves_a_stored_choice_that
     twin[1:9:2], twin[9::2] = [98.0] * 4, [100.1] * 3
     grid = cells(MEANS[:1])[:1]
     times = {DEFAULT: [100.0], "default/twin": [twin], XQA: [99.5], CUDNN: [96.2]}
-    held = [Box(8, 128, 128, 128, 128, XQA)]
+    held = [Box(8, 128, 128, 1000, 1000, XQA)]
     (regime,) = decide_bucket(bucket_of(times, grid), 1, PRIORITY, RULE, held)
     assert (regime.box.candidate, regime.decision.reason) == (XQA, Reason.INCUMBENT)
 
@@ -227,10 +228,10 @@ def ragged(longest, lost, base=70.0):
 def test_batches_with_a_longer_request_are_decided_apart_and_the_cut_is_between_both():
     longest = [1500] * 10 + [6000] * 5
     regimes = decide_bucket(ragged(longest, range(10, 15)), 1, PRIORITY, RULE)
-    short, long = sorted(regimes, key=lambda r: r.box.max_kv_min)
+    short, long = sorted(regimes, key=lambda r: r.box.skew_min)
     assert (short.box.candidate, long.box.candidate) == (XQA, DEFAULT)
-    assert (short.box.max_kv_max, long.box.max_kv_min) == (3000, 3001)  # sqrt(1500 * 6000)
-    assert (short.box.max_kv_min, long.box.max_kv_max) == (1500, 6000)
+    assert (short.box.skew_max, long.box.skew_min) == (3000, 3001)  # sqrt(1500 * 6000), for the mean is 1000
+    assert (short.box.skew_min, long.box.skew_max) == (1500, 6000)
 
 
 def test_without_a_difference_between_them_they_stay_one_box_with_all_that_was_measured():

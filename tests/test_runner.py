@@ -15,12 +15,13 @@ from dispatch.config import DispatchConfig
 from dispatch.engine import DecodeGraphRunner, EngineFacts, LayerGroup
 from dispatch.engine.prepare import ABOVE_BUCKETS, OUTSIDE
 from dispatch.errors import ConfigError
+from dispatch.samples import EVEN
 from dispatch.traits import EngineTraits
 from tests.engine import BUCKETS, MAX_KV, RESERVED, Engine, store_plan
 from tests.fakes import backend, registry_of, spec_of
 
-EVERYWHERE = [(bucket, 1, MAX_KV, 1, MAX_KV, "b") for bucket in BUCKETS]
-SHORT = [(bucket, 1, 20, 1, 30, "b") for bucket in BUCKETS]
+EVERYWHERE = [(bucket, 1, MAX_KV, EVEN, EVEN * MAX_KV, "b") for bucket in BUCKETS]
+SHORT = [(bucket, 1, 20, EVEN, 3 * EVEN // 2, "b") for bucket in BUCKETS]
 
 
 def runner_of(engine, tmp_path, *backends, boxes=(), **options):
@@ -73,7 +74,7 @@ def test_a_step_inside_a_box_runs_the_planned_variant_and_one_outside_the_defaul
     runner.trigger_init_capture()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            runner.run(*engine.request([9, 30]))  # mean 19.5, which counts as 20: the box's corner
+            runner.run(*engine.request([9, 30]))  # mean 19.5, which counts as 20, and skew 1.5: the box's corner
             runner.run(*engine.request([9, 33]))
     assert served_by(runner) == {(2, "b"): 3}
     assert runner.counts.misses == {(2, OUTSIDE): 3}
@@ -150,7 +151,7 @@ def test_each_layer_group_has_a_plan_of_its_own(tmp_path):
     engine = Engine(spec_of(), spec_of(sliding_window=10))
     runner = runner_of(engine, tmp_path)
     store_plan(runner, SHORT, group=0)
-    store_plan(runner, [(b, 1, MAX_KV, 1, MAX_KV, "b") for b in BUCKETS], group=1)
+    store_plan(runner, EVERYWHERE, group=1)
     runner.trigger_init_capture()
     short, long = runner.run(*engine.request([9, 9])).clone(), runner.run(*engine.request([40, 40]))
     assert served_by(runner) == {(2, "b"): 1}
@@ -200,7 +201,7 @@ def test_a_planned_backend_that_fails_to_build_costs_its_variant_alone(tmp_path)
 
 def test_a_planned_backend_that_is_gone_costs_its_variant_alone(tmp_path):
     engine = Engine()
-    boxes = [(b, 1, MAX_KV, 1, MAX_KV, "b[gone=1]") for b in BUCKETS]
+    boxes = [(b, 1, MAX_KV, EVEN, EVEN * MAX_KV, "b[gone=1]") for b in BUCKETS]
     runner = runner_of(engine, tmp_path, boxes=boxes)
     runner.trigger_init_capture()
     assert len(runner.run(*engine.request([9, 33]))) == 2

@@ -29,7 +29,7 @@ def run_of(*choices, buckets=(8,), layer_us=None):
     layer_us = layer_us or {DEFAULT: (10, 40), OTHER: (8, 50)}
     samples = make_samples(layer_us, cells=CELLS, buckets=buckets, noise=0.0)
     boxes = [
-        DecidedBox(Box(bucket, cell.mean_kv, cell.mean_kv, 1, 4096, choice), Reason.FASTEST, 1.0)
+        DecidedBox(Box(bucket, cell.mean_kv, cell.mean_kv, 1000, 1000, choice), Reason.FASTEST, 1.0)
         for bucket in buckets
         for cell, choice in zip(CELLS, choices, strict=True)
         if choice is not None

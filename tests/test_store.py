@@ -128,7 +128,7 @@ def binary(path: Path) -> None:
 
 
 def plan_of_another_version(path: Path) -> None:
-    body = {"format": 2, "plans": [plan_to_json(PLAN)]}
+    body = {"format": 1, "plans": [plan_to_json(PLAN)]}
     path.write_text(json.dumps({**body, "checksum": digest(body)}))
 
 
@@ -160,7 +160,7 @@ BAD_PLANS = [
     (empty, "not JSON"),
     (truncated, "not JSON"),
     (binary, "not JSON"),
-    (plan_of_another_version, "format: 2; this version reads 1"),
+    (plan_of_another_version, "format: 1; this version reads 2"),
     (plan_with_a_damaged_value, "checksum"),
     (plan_of_another_key, "max_seq_len: the plan has 2048, here it is 4096"),
     (no_plan, "nothing is in it"),
@@ -267,7 +267,7 @@ def test_a_plan_for_something_else_is_a_miss_wherever_it_lies_and_the_warning_na
     key = put_at(KEY, at, value)
     if at[0] == "spec" and isinstance(value, float):  # what no spec can have is refused when it is read
         words = "spec: num_kv_heads=2.0: must be a whole number above 0"
-    body = {"format": 1, "plans": [{**plan_to_json(PLAN), "key": key}]}
+    body = {"format": 2, "plans": [{**plan_to_json(PLAN), "key": key}]}
     path.write_text(json.dumps({**body, "checksum": digest(body)}))
     assert store.load(KEY) is None
     (message,) = warnings()
@@ -282,7 +282,7 @@ def test_a_key_that_is_nested_without_end_or_very_long_is_a_miss_in_one_short_li
     deep: dict[str, Any] = {}
     for _ in range(500):
         deep = {"a": deep}
-    body = {"format": 1, "plans": [{**plan_to_json(PLAN), "key": {**KEY, "line\nend": 1, "max_seq_len": "x" * 10_000}}]}
+    body = {"format": 2, "plans": [{**plan_to_json(PLAN), "key": {**KEY, "line\nend": 1, "max_seq_len": "x" * 10_000}}]}
     body["plans"][0]["key"]["deep"] = deep
     path.write_text(json.dumps({**body, "checksum": digest(body)}))
     assert store.load(KEY) is None

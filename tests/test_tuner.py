@@ -24,7 +24,7 @@ from dispatch.obtain import obtain_plan, plan_from_file
 from dispatch.plan import TIME_BUDGET_OVER
 from dispatch.planfile import write_plans
 from dispatch.request import TuneRequest
-from dispatch.samples import Box
+from dispatch.samples import Box, skew_of
 from dispatch.samplesfile import read_samples, samples_path, write_samples
 from dispatch.store import Store
 from dispatch.tuner import ABOVE_CAPACITY, ONE_CANDIDATE, tune
@@ -62,7 +62,7 @@ def winners(plan):
 def test_the_fastest_backend_is_planned_for_every_bucket(scripted):
     plan, _ = scripted({"a": 100, "b": 80})
     assert winners(plan) == {1: "b", 4: "b"}
-    assert plan.table().lookup(3, 200, 250).backend == "b"
+    assert plan.table().lookup(3, 200, skew_of(200, 250)).backend == "b"
     assert plan.unmeasured == {}
 
 
@@ -71,8 +71,8 @@ def test_a_winner_on_equal_lengths_that_loses_on_ragged_ones_is_not_planned_for_
         return 80 if max(lengths) == min(lengths) else 400
 
     plan, _ = scripted({"a": 100, "b": spread})
-    assert plan.table().lookup(4, 200, 300).backend == "a"
-    assert plan.table().lookup(1, 200, 200).backend == "b"
+    assert plan.table().lookup(4, 200, skew_of(200, 300)).backend == "a"
+    assert plan.table().lookup(1, 200, skew_of(200, 200)).backend == "b"
 
 
 def test_the_cost_of_plan_counts_once_a_step_whatever_the_number_of_layers(scripted):
@@ -157,7 +157,7 @@ def test_one_candidate_is_not_measured_because_there_is_nothing_to_choose(script
     plan, samples = scripted({"a": 100})
     assert (plan.boxes, samples.buckets) == ((), ())
     assert plan.unmeasured == {1: ONE_CANDIDATE, 4: ONE_CANDIDATE}
-    assert plan.table().lookup(1, 200, 200) is None
+    assert plan.table().lookup(1, 200, skew_of(200, 200)) is None
 
 
 def test_a_bucket_above_the_capacity_is_left_to_the_default_and_said_so(scripted):
@@ -177,7 +177,7 @@ def test_tactics_compete_like_backends_and_the_plan_names_them(scripted, monkeyp
     plan, samples = scripted({"a": 100, "b": 95, "split": 80}, backend("a"), wide, ask=request(buckets=(1,)))
     assert samples.buckets[0].candidates[2:] == ("b", "b[splits=4]")
     assert winners(plan) == {1: "b[splits=4]"}
-    assert plan.table().lookup(1, 200, 200).tactic == "splits=4"
+    assert plan.table().lookup(1, 200, skew_of(200, 200)).tactic == "splits=4"
 
 
 def test_when_the_budget_ends_measured_buckets_are_planned_and_the_rest_is_resumed_later(scripted, monkeypatch):
@@ -220,7 +220,7 @@ def test_a_candidate_with_wrong_numbers_is_never_planned_however_fast(scripted):
 
 
 def test_stored_choices_stay_against_a_challenger_that_does_not_beat_them_by_delta(scripted):
-    before = [Box(1, 1, 512, 1, 512, "b")]
+    before = [Box(1, 1, 512, 1000, 1000, "b")]
     plan, samples = scripted({"a": 100, "b": 90, "c": 88}, ask=request(buckets=(1,)), incumbent=before)
     assert winners(plan) == {1: "b"}
     assert samples.incumbent == tuple(before)
@@ -553,9 +553,9 @@ def test_a_cell_in_which_the_default_has_no_time_is_nobodys_and_no_box_of_anothe
 
     plan, _ = scripted({"a": default, "b": lambda lengths: 1000 if lengths[0] == 256 else 80}, ask=ask)
     table = plan.table()
-    assert table.lookup(1, 64, 64).backend == "b"
-    assert table.lookup(1, 512, 512).backend == "b"
-    entry = table.lookup(1, 256, 256)
+    assert table.lookup(1, 64, skew_of(64, 64)).backend == "b"
+    assert table.lookup(1, 512, skew_of(512, 512)).backend == "b"
+    entry = table.lookup(1, 256, skew_of(256, 256))
     assert entry is None or entry.backend == "a"
 
 

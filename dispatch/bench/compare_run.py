@@ -151,10 +151,12 @@ def _snapshot(
     equal: str | None,
 ) -> Snapshot:
     """A batch and its times, with what the plan's table says to it."""
-    asked = batch_of(lengths.astype(np.int32))
-    entry = table.lookup(*asked)
+    rows, mean_kv, skew, longest = batch_of(lengths.astype(np.int32))
+    entry = table.lookup(rows, mean_kv, skew)
     planned = None if entry is None else str(Candidate(entry.backend, entry.tactic))
-    return Snapshot(trace, bucket, *asked, visible_bytes(spec, lengths), candidates, step_us, planned, equal)
+    return Snapshot(
+        trace, bucket, rows, mean_kv, longest, visible_bytes(spec, lengths), candidates, step_us, planned, equal
+    )
 
 
 def _timed(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dispatch._core import BackendPlan, PlanEntry, lookup_ns
 
 Query = tuple[int, int, int]
-Box = tuple[int, int, int, int]  # mean_kv_min, mean_kv_max, max_kv_min, max_kv_max
+Box = tuple[int, int, int, int]  # mean_kv_min, mean_kv_max, skew_min, skew_max
 
 SHAPES = ((20, 3), (1366, 3), (20, 205))  # buckets, boxes a bucket: a usual table, and two of about 4096
 LONGEST_KV = 131072
@@ -42,17 +42,17 @@ class DictBisect:
         self._buckets = plan.buckets
         self._rows: dict[int, list[tuple[int, int, int, int, PlanEntry]]] = {b: [] for b in self._buckets}
         for e in plan.entries:
-            self._rows[e.bucket].append((e.mean_kv_min, e.mean_kv_max, e.max_kv_min, e.max_kv_max, e))
+            self._rows[e.bucket].append((e.mean_kv_min, e.mean_kv_max, e.skew_min, e.skew_max, e))
 
-    def lookup(self, batch_size: int, mean_kv: int, max_kv: int) -> PlanEntry | None:
+    def lookup(self, batch_size: int, mean_kv: int, skew: int) -> PlanEntry | None:
         """As BackendPlan.lookup."""
         at = bisect_left(self._buckets, batch_size)
         if batch_size <= 0 or at == len(self._buckets):
             return None
-        for mean_min, mean_max, max_min, max_max, entry in self._rows[self._buckets[at]]:
+        for mean_min, mean_max, skew_min, skew_max, entry in self._rows[self._buckets[at]]:
             if mean_min > mean_kv:  # the entries are sorted by it
                 return None
-            if mean_kv <= mean_max and max_min <= max_kv <= max_max:
+            if mean_kv <= mean_max and skew_min <= skew <= skew_max:
                 return entry
         return None
 
@@ -66,15 +66,15 @@ def random_boxes(rng: random.Random, count: int) -> list[Box]:
             boxes.append(box)
             return
         left = rng.randint(max(1, parts // 4), max(1, 3 * parts // 4))
-        mean_min, mean_max, max_min, max_max = box
+        mean_min, mean_max, skew_min, skew_max = box
         if rng.random() < 0.5:
             cut = mean_min + (mean_max - mean_min) * left // parts
-            split((mean_min, cut, max_min, max_max), left)
-            split((cut + 1, mean_max, max_min, max_max), parts - left)
+            split((mean_min, cut, skew_min, skew_max), left)
+            split((cut + 1, mean_max, skew_min, skew_max), parts - left)
         else:
-            cut = max_min + (max_max - max_min) * left // parts
-            split((mean_min, mean_max, max_min, cut), left)
-            split((mean_min, mean_max, cut + 1, max_max), parts - left)
+            cut = skew_min + (skew_max - skew_min) * left // parts
+            split((mean_min, mean_max, skew_min, cut), left)
+            split((mean_min, mean_max, cut + 1, skew_max), parts - left)
 
     split((0, LONGEST_KV, 0, LONGEST_KV), count + 1)
     boxes.pop(rng.randrange(len(boxes)))
@@ -102,8 +102,8 @@ def random_queries(rng: random.Random, plan: BackendPlan, count: int) -> list[Qu
 def _python_ns(lookup: Callable[[int, int, int], PlanEntry | None], queries: list[Query], repeats: int) -> float:
     start = time.perf_counter_ns()
     for _ in range(repeats):
-        for batch_size, mean_kv, max_kv in queries:
-            lookup(batch_size, mean_kv, max_kv)
+        for batch_size, mean_kv, skew in queries:
+            lookup(batch_size, mean_kv, skew)
     return (time.perf_counter_ns() - start) / (len(queries) * repeats)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dispatch.candidate import Candidate
 from dispatch.plan import StoredPlan
-from dispatch.samples import BucketSamples, Cell, Samples, log_of_times
+from dispatch.samples import BucketSamples, Cell, Samples, log_of_times, skew_of
 from dispatch.subcells import split
 
 
@@ -86,7 +86,7 @@ def stability(runs: Sequence[Run]) -> Stability:
         buckets += 1
         cells += len(measured[0].cells)
         for c, cell in enumerate(measured[0].cells):
-            entries = [table.lookup(bucket, cell.mean_kv, cell.max_kv) for table in tables]
+            entries = [table.lookup(bucket, cell.mean_kv, skew_of(cell.mean_kv, cell.max_kv)) for table in tables]
             chosen = [
                 str(Candidate(entry.backend, entry.tactic)) if entry else run.plan.default
                 for entry, run in zip(entries, runs, strict=True)

@@ -46,9 +46,10 @@ def explain(plan: Path | None, batch_size: int, kv: int, max_kv: int | None, as_
 def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: int, max_kv: int) -> dict[str, Any]:
     """The same answer twice: `data` for a program, `shown` for a terminal."""
     from dispatch.isolation.quarantine import QUARANTINED
+    from dispatch.samples import EVEN, skew_of
 
     what = f"{stored.spec.describe()}\nbatch {batch_size}, mean KV {kv}, max KV {max_kv}"
-    entry = stored.table().lookup(batch_size, kv, max_kv)
+    entry = stored.table().lookup(batch_size, kv, skew_of(kv, max_kv))
     if entry is None:
         why = _why_missed(stored, batch_size)
         line = f"{what}: no entry, so the default {stored.default}: {why}"
@@ -58,7 +59,7 @@ def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: in
     lines: list[Any] = [
         f"{what}: [bold]{_escaped(box.candidate)}[/]",
         f"bucket {box.bucket}, box of mean KV {box.mean_kv_min} to {box.mean_kv_max}"
-        f" and max KV {box.max_kv_min} to {box.max_kv_max}",
+        f" and longest over mean {box.skew_min / EVEN:g} to {box.skew_max / EVEN:g}",
         f"rule: {_rule(decided, stored.default)}",
     ]
     data: dict[str, Any] = {"candidate": box.candidate, "hit": True, **asdict(box)}

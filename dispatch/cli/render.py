@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dispatch.decision import Reason
 from dispatch.plan import StoredPlan
-from dispatch.samples import Cell, Samples
+from dispatch.samples import EVEN, Cell, Samples
 
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red", "bright_green", "bright_cyan")
 DEFAULT_MARK = "·"
@@ -48,7 +48,7 @@ def plan_view(plan: StoredPlan, samples: Samples | None) -> RenderableType:
 def box_table(plan: StoredPlan) -> Table:
     """One row a box: the winner, and what it gains over the default."""
     table = Table(caption=f"default: {plan.default}; gains are scored on rounds that did not choose")
-    for title, justify in (("batch", "right"), ("mean KV", "right"), ("max KV", "right"), ("backend", "left")):
+    for title, justify in (("batch", "right"), ("mean KV", "right"), ("longest / mean", "right"), ("backend", "left")):
         table.add_column(title, justify=justify)  # type: ignore[arg-type]
     table.add_column("over default", justify="right")
     table.add_column("why", style="dim")
@@ -60,7 +60,7 @@ def box_table(plan: StoredPlan) -> Table:
             table.add_row(
                 str(bucket),
                 f"{box.mean_kv_min}-{box.mean_kv_max}",
-                f"{box.max_kv_min}-{box.max_kv_max}",
+                f"{box.skew_min / EVEN:.2f}-{box.skew_max / EVEN:.2f}",
                 Text(box.candidate, style="" if is_default else "bold green"),
                 "" if is_default else f"{decided.speedup:.2f}x",
                 "no other is stably faster" if is_default else decided.reason.value,

@@ -36,8 +36,8 @@ class BuiltImpls(Counts):
         return self._built.get((bucket, candidate))
 
 
-def batch_of(lengths_host: torch.Tensor) -> tuple[int, int, int]:
-    """What a plan is asked: live rows, their mean KV length (rounded up), the longest. int32 [live], at least one."""
+def batch_of(lengths_host: torch.Tensor) -> tuple[int, int, int, int]:
+    """What a plan is asked: live rows, their mean KV length (rounded up), the skew; and the longest. int32 [live]."""
     return _core.batch_of(lengths_host.numpy())
 
 
@@ -51,7 +51,7 @@ def prepare_fmha_impl(inputs: StepInputs, plan: BackendPlan, impls: BuiltImpls, 
     if live < 1:
         impls.missed(0, NO_ROWS)
         return default
-    entry = plan.lookup(*batch_of(inputs.lengths_host[:live]))
+    entry = plan.lookup(*batch_of(inputs.lengths_host[:live])[:3])
     if entry is None:
         buckets = plan.buckets
         place = bisect_left(buckets, live)

@@ -157,25 +157,24 @@ class DecodeGraphRunner:
         on the device, where the host knows only upper bounds (EngineTraits.exact_lengths is False). One thread at a
         time. Raises ConfigError before `trigger_init_capture`, and for what was not captured for.
         """
-        batch = self._checked(lengths_host, block_tables, lengths)
-        live = batch[0]
+        live, mean_kv, skew = self._checked(lengths_host, block_tables, lengths)
         self._served = True
         bucket = next((b for b in self.request.buckets if b >= live), 0)
         if not bucket:
             self.counts.missed(0, ABOVE_BUCKETS)
             return self.above.run(lengths_host, block_tables, lengths)
         self.buffers.refresh(bucket, lengths_host, block_tables, lengths)
-        return rows(self.serving.choose(bucket, batch).replay(), live)
+        return rows(self.serving.choose(bucket, (live, mean_kv, skew)).replay(), live)
 
     def _checked(
         self, lengths_host: torch.Tensor, block_tables: Sequence[torch.Tensor], lengths: torch.Tensor | None
     ) -> tuple[int, int, int]:
-        """Live rows, mean and longest length of a step that can be served."""
+        """Live rows, mean length and skew of a step that can be served."""
         if self.report is None:
             raise ConfigError("a step before trigger_init_capture()")
         if not len(lengths_host):
             raise ConfigError("a step without requests")
-        batch = live, _, longest = batch_of(lengths_host)
+        live, mean_kv, skew, longest = batch_of(lengths_host)
         if longest > self.request.max_seq_len:
             raise ConfigError(f"a request of {longest} tokens: captured for {self.request.max_seq_len}")
         if lengths is not None and self.request.traits.exact_lengths:
@@ -186,4 +185,4 @@ class DecodeGraphRunner:
                 raise ConfigError(
                     f"a block table of shape {list(table.shape)}: must be [{live}, {pages} to {most} pages]"
                 )
-        return batch
+        return live, mean_kv, skew

@@ -49,7 +49,7 @@ class Serving:
         self._known: dict[tuple[int, ...], _Answer] = {}
 
     def choose(self, bucket: int, batch: tuple[int, int, int]) -> Ready:
-        """What the plans name for (live rows, mean KV, max KV), where it is captured; else the default. Planned.
+        """What the plans name for (live rows, mean KV, skew), where it is captured; else the default. Planned.
 
         A few calls and no more: in a step that follows milliseconds of other work, every line of Python here is cold.
         Raises what the default's plan() raises, and RanksError where a variant could plan on another rank.

@@ -37,8 +37,8 @@ def extra_variants(plans: Sequence[StoredPlan | None], defaults: Variant, bucket
 
 
 def _overlap(boxes: Sequence[DecidedBox]) -> bool:
-    """Whether some (mean KV, max KV) lies in all of them."""
+    """Whether some (mean KV, skew) lies in all of them."""
     if not boxes:
         return True
     mean = max(d.box.mean_kv_min for d in boxes) <= min(d.box.mean_kv_max for d in boxes)
-    return mean and max(d.box.max_kv_min for d in boxes) <= min(d.box.max_kv_max for d in boxes)
+    return mean and max(d.box.skew_min for d in boxes) <= min(d.box.skew_max for d in boxes)
