@@ -12,6 +12,8 @@ from dispatch.decision import Rule
 from dispatch.samples import TWIN, BucketSamples, Cell, Samples
 from smoke.facts.chosen import gains, held_out
 from smoke.facts.from_samples import from_samples
+from smoke.facts.replan import main as replan
+from smoke.facts.replan import speeds, summary
 from smoke.facts.samples import (
     backend_ratios,
     best_gain,
@@ -165,3 +167,24 @@ def test_rows_of_a_recorded_run():
     found = from_samples([path])
     assert {row.fact.split()[0] for row in found.rows} == {"plan:", "1b", "2", "8"}
     assert not [row for row in found.rows if "failed" in row.now]
+
+
+def test_a_plan_decided_anew_is_scored_on_what_was_compared(tmp_path, capsys):
+    """XQA, chosen from samples in which it takes 8 of 10, takes 12 and then 9 of the default's 10 and its twin's 10."""
+    samples = samples_of(bucket_of({"fa3": [10.0], XQA: [8.0]}, CELLS[:1]))
+    batch = {"bucket": 8, "mean_kv": 100, "max_kv": 100, "trace": "chat"}
+    times = {"fa3": [10.0] * 3, TWIN: [10.0] * 3}
+    slower = {**batch, "step_us": {**times, XQA: [12.0, 12.0, None]}}
+    faster = {**batch, "step_us": {**times, XQA: [9.0, 9.0, 20.0]}}
+    elsewhere = {**batch, "max_kv": 900, "trace": "code", "step_us": {**times, XQA: [20.0] * 3}}
+    found = speeds(samples, [slower, faster, elsewhere])
+    assert found == [("chat", pytest.approx(10 / 12)), ("chat", pytest.approx(10 / 9)), ("code", 1.0)]
+    mean = (10 / 12 * 10 / 9) ** (1 / 3)
+    line = f"{mean:.3f}x over the default, worst 0.833x, of 3 batches; 33.3% below 0.99x, 33.3% below 0.97x"
+    assert summary([speed for _, speed in found]) == line
+
+
+def test_the_recorded_comparison_is_scored_as_its_file_says(capsys):
+    results = Path(__file__).parent.parent / "smoke/results/h200"
+    replan([str(results / "qwen3-8b-general.samples.json.gz"), str(results / "compare-qwen3-8b.json.gz")])
+    assert capsys.readouterr().out == (results / "replan-qwen3-8b.txt").read_text()
