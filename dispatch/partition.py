@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from dispatch.borders import Plane, settled
 from dispatch.confirm import decide_cells
 from dispatch.decision import Rule
 from dispatch.evidence import Evidence, median_of_rounds
+from dispatch.part import Part, with_end
 from dispatch.samples import EVEN, Box, BucketSamples, skew_of
 from dispatch.selector import over_stored
 
@@ -20,15 +21,6 @@ DEPTH = 3  # how often a part is cut further, into up to three each time
 
 Bounds = tuple[tuple[int, int], tuple[int, int]]
 """Of the mean KV and of the skew, both ends inclusive."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some cells with the cuts around them; None where no cut bounds that side. (mean KV, skew) each."""
-
-    cells: tuple[int, ...]
-    low: tuple[int | None, int | None] = (None, None)
-    high: tuple[int | None, int | None] = (None, None)
 
 
 class Search:
@@ -62,7 +54,9 @@ class Search:
 
     def best(self) -> list[Part]:
         """The parts that gain most, less a margin for each of them."""
-        return self._cut(Part(tuple(range(len(self.means)))), DEPTH)
+        parts = self._cut(Part(tuple(range(len(self.means)))), DEPTH)
+        plane = Plane(self.means, self.least, self.most)
+        return settled(parts, plane, self.evidence, lambda part: self.pick(part.cells)[0])
 
     def faster(self, new: list[Part], old: list[Part], old_names: list[str]) -> bool:
         """Whether what `new` picks is clearly faster than the stored choices, on average over the cells."""
@@ -118,10 +112,6 @@ class Search:
     def _two(self, part: Part, axis: int, middle: int) -> tuple[Part, Part]:
         at = (self.means, self.most)[axis]
         return (
-            Part(tuple(i for i in part.cells if at[i] <= middle), part.low, _with(part.high, axis, middle)),
-            Part(tuple(i for i in part.cells if at[i] > middle), _with(part.low, axis, middle + 1), part.high),
+            Part(tuple(i for i in part.cells if at[i] <= middle), part.low, with_end(part.high, axis, middle)),
+            Part(tuple(i for i in part.cells if at[i] > middle), with_end(part.low, axis, middle + 1), part.high),
         )
-
-
-def _with(pair: tuple[int | None, int | None], axis: int, value: int) -> tuple[int | None, int | None]:
-    return (value, pair[1]) if axis == 0 else (pair[0], value)

@@ -9,7 +9,8 @@ from dispatch.candidate import Candidate
 from dispatch.confirm import cross_fitted_speedup, decide_cells
 from dispatch.decision import Decision, Rule
 from dispatch.evidence import Evidence
-from dispatch.partition import Part, Search
+from dispatch.part import Part
+from dispatch.partition import Search
 from dispatch.samples import EVEN, Box, BucketSamples, Samples
 from dispatch.subcells import split
 

@@ -45,10 +45,34 @@ def test_the_default_everywhere_is_one_box_for_the_default():
     assert (regime.box.candidate, regime.decision.reason) == (DEFAULT, Reason.NOT_FASTER)
 
 
-def test_winners_that_cross_meet_at_the_geometric_midpoint():
-    short, long = decide({XQA: lambda c: 70 if c.mean_kv <= 512 else 130})
+# log(100 / 80) = 0.2231 against log(126 / 100) = 0.2311: 49.1% of the way, 512 * 4^0.491 = 1011.6, or from the
+# other end 2048 / 4^0.491 = 1036.6. Or 0.0513 against 0.3365: 13.2% of the way, 615.1 or 1704.7.
+@pytest.mark.parametrize(("gains", "loses", "up_to", "down_to"), [(80, 126, 1011, 1037), (95, 140, 615, 1705)])
+def test_a_winner_and_the_default_meet_where_they_would_be_equally_fast(gains, loses, up_to, down_to):
+    short, long = decide({XQA: lambda c: gains if c.mean_kv <= 512 else loses})
     assert (short.box.candidate, long.box.candidate) == (XQA, DEFAULT)
-    assert (short.box.mean_kv_max, long.box.mean_kv_min) == (1024, 1025)  # sqrt(512 * 2048)
+    assert (short.box.mean_kv_max, long.box.mean_kv_min) == (up_to, up_to + 1)
+    short, long = decide({XQA: lambda c: gains if c.mean_kv > 512 else loses})
+    assert (short.box.candidate, long.box.candidate) == (DEFAULT, XQA)
+    assert long.box.mean_kv_min == short.box.mean_kv_max + 1 == down_to
+
+
+def test_where_the_skews_of_both_sides_differ_in_gain_the_least_gain_and_the_largest_loss_decide():
+    def time(c):
+        if c.mean_kv <= 512:
+            return 60 if c.profile == "equal" else 95
+        return 102 if c.profile == "equal" else 140
+
+    short, long = decide({XQA: time})
+    assert (short.box.candidate, short.box.mean_kv_max) == (XQA, 615)  # 95 against 140, as above
+    assert long.box.candidate == DEFAULT
+
+
+def test_two_winners_meet_in_the_middle():
+    short, long = decide(
+        {XQA: lambda c: 70 if c.mean_kv <= 512 else 95, CUDNN: lambda c: 70 if c.mean_kv > 512 else 95}
+    )
+    assert (short.box.candidate, short.box.mean_kv_max, long.box.candidate) == (XQA, 1024, CUDNN)
 
 
 def test_a_winner_on_equal_lengths_alone_is_not_chosen_for_ragged_ones():
@@ -148,7 +172,7 @@ def test_stored_boundaries_stay_when_moving_them_gains_less_than_delta():
 def test_stored_boundaries_go_when_new_ones_gain_delta():
     before = stored((*LOW, XQA), (*HIGH, DEFAULT))
     # the crossing has moved from 1024 to 4096: a quarter of the cells would gain 22%, 5.6% on average
-    low, high = decide({XQA: lambda c: 80 if c.mean_kv <= 2048 else 130}, before)
+    low, high = decide({XQA: lambda c: 80 if c.mean_kv <= 2048 else 125}, before)
     assert (low.box.mean_kv_max, low.box.candidate, high.box.candidate) == (4096, XQA, DEFAULT)  # sqrt(2048 * 8192)
 
 
@@ -241,8 +265,8 @@ def test_without_a_difference_between_them_they_stay_one_box_with_all_that_was_m
 
 def test_at_batch_one_no_length_between_two_points_is_left_out():
     grid = [Cell(m, m, "equal") for m in (512, 2048, 8192)]
-    times = {DEFAULT: [100.0] * 3, XQA: [130.0, 70.0, 70.0]}
+    times = {DEFAULT: [100.0] * 3, XQA: [126.0, 80.0, 80.0]}
     regimes = decide_bucket(bucket_of(times, grid, bucket=1), 1, PRIORITY, RULE)
     for kv in range(512, 8193, 16):
         chosen = [r.box.candidate for r in regimes if r.box.holds(kv, kv)]
-        assert chosen == [DEFAULT if kv <= 1024 else XQA]  # sqrt(512 * 2048)
+        assert chosen == [DEFAULT if kv < 1037 else XQA]  # where both are equally fast, as above
