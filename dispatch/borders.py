@@ -48,6 +48,10 @@ def settled(parts: Sequence[Part], plane: Plane, evidence: Evidence, pick: Calla
         if bool(ends[True]) == bool(ends[False]):
             continue
         to = min(ends[True]) if ends[True] else max(ends[False])
+        # A strip of skews may have no cells at the border, and its crossing lie beyond those of another strip.
+        lowest = max(plane.means[i] for part in below for i in part.cells)
+        highest = min(plane.means[i] for part in above for i in part.cells)
+        to = min(max(to, lowest), highest - 1)
         moved = [
             replace(
                 new,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dispatch.candidate import Candidate
 from dispatch.confirm import cross_fitted_speedup, decide_cells
-from dispatch.decision import Decision, Rule
+from dispatch.decision import Decision, Reason, Rule
 from dispatch.evidence import Evidence
 from dispatch.part import Part
 from dispatch.partition import Search
@@ -76,5 +76,9 @@ def _regime(bucket: int, evidence: Evidence, search: Search, part: Part, incumbe
     if limit is not None:  # nowhere in the box may a request be longer
         skew_max = min(skew_max, max(search.most[i] for i in part.cells))
         mean_max = min(mean_max, EVEN * (limit + 1) // (skew_max + 1))
+        if mean_max < mean_min:
+            decision = replace(decision, candidate=evidence.candidates[0], reason=Reason.NOT_MEASURED)
+            (mean_min, mean_max), (skew_min, skew_max) = search.bounds(part)
+            speedup = 1.0
     box = Box(bucket, mean_min, mean_max, skew_min, skew_max, decision.candidate)
     return Regime(box, part.cells, decision, speedup)

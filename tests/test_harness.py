@@ -63,6 +63,16 @@ def test_a_sample_far_above_the_least_of_its_cell_is_taken_once_more_and_the_fas
     assert sum(name == "b" for name, _ in timer.order) == ROUNDS + 1
 
 
+def test_a_sample_that_cannot_be_true_is_no_measure_for_the_others():
+    timer = ScriptedTimer(lambda name, lengths, sample: 1e-9 if (name, sample) == ("b", 3) else 10.0)
+    timer.peak_bytes_per_s = 1e12
+    bench = bench_of(backend("a"), backend("b"), timer=timer, grid=(32,))
+    bench.planned = {4: bench.planned[4][:1]}
+    samples = measure(bench, "a", "b")
+    assert np.isnan(samples.times[2, 2, 0]).sum() == 1
+    assert sum(name == "b" for name, _ in timer.order) == ROUNDS  # none is taken twice
+
+
 def test_what_takes_long_each_time_keeps_its_time():
     slow = lambda name, lengths, sample: 10.0 + max(lengths)  # noqa: E731
     samples = measure(bench_of(backend("a"), backend("b"), timer=ScriptedTimer(slow), grid=(32,)), "a", "b")

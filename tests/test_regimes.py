@@ -1,4 +1,4 @@
-"""Cutting the (mean KV, max KV) plane. Times are microseconds; the default takes 100 everywhere."""
+"""Cutting the (mean KV, skew) plane. Times are microseconds; the default takes 100 everywhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dispatch._core import BackendPlan
 from dispatch.decision import Reason, Rule
 from dispatch.regimes import decide_bucket
 from dispatch.samples import Box, Cell, Exclusion
@@ -270,3 +271,38 @@ def test_at_batch_one_no_length_between_two_points_is_left_out():
     for kv in range(512, 8193, 16):
         chosen = [r.box.candidate for r in regimes if r.box.holds(kv, kv)]
         assert chosen == [DEFAULT if kv < 1037 else XQA]  # where both are equally fast, as above
+
+
+FA2 = "flashinfer_fa2_tc"
+STRIPS = (
+    Cell(128, 128, "equal"),
+    Cell(512, 512, "equal"),
+    Cell(2048, 2048, "equal"),
+    Cell(128, 512, "ragged"),
+    Cell(2048, 8192, "ragged"),
+)
+
+
+@pytest.mark.parametrize(
+    ("xqa", "fa2"),
+    [([60, 75, 130, 300, 300], [130, 60, 130, 80, 300]), ([60, 60, 130, 130, 130], [130, 130, 130, 90, 250])],
+)
+def test_a_border_of_one_strip_of_skews_never_takes_the_cells_of_another(xqa, fa2):
+    # the ragged strip has no cell at 512: its own crossing lies below that, between 128 and 2048
+    samples = bucket_of({DEFAULT: [100.0] * 5, XQA: xqa, FA2: fa2}, STRIPS)
+    regimes = decide_bucket(samples, 1, PRIORITY, RULE)
+    table = BackendPlan([8], [DEFAULT, XQA, FA2])
+    for box in (r.box for r in regimes):
+        table.set(
+            8, box.mean_kv_min, box.mean_kv_max, box.skew_min, box.skew_max, backend=box.candidate
+        )  # or it raises
+    for i, cell in enumerate(STRIPS):
+        fastest = min((100, DEFAULT), (xqa[i], XQA), (fa2[i], FA2))[1]
+        assert served(regimes, cell) == [fastest]
+
+
+def test_a_tactic_whose_limit_leaves_it_no_box_leaves_the_part_to_the_default():
+    narrow = f"{CUDNN}[max_kv=4096]"
+    samples = bucket_of({DEFAULT: [100.0], narrow: [70.0]}, [Cell(4096, 4096, "equal")])
+    (regime,) = decide_bucket(samples, 1, PRIORITY, RULE)  # at a skew below 1.001, a mean of 4093 may have 4097 tokens
+    assert regime.box == Box(8, 4096, 4096, 1000, 1000, DEFAULT)

@@ -110,6 +110,7 @@ class Rounds:
         try:
             check_bandwidth(spec, cell.lengths[round_], time.layer_us, self.timer.peak_bytes_per_s)
             self.times[:, arm.index, c, round_] = _plausible(time, plan_hidden)
+            arm.least_us[c] = min(self._step_us(time), arm.least_us.get(c, np.inf))
         except MeasureError as error:  # an outlier: of 15 rounds, three may be lost
             _log.info("%s, mean KV %d, %s: %s", arm.name, cell.cell.mean_kv, cell.cell.profile, error)
 
@@ -118,7 +119,6 @@ class Rounds:
         time = arm.recording.time(self.layers[c])
         if self._step_us(time) > RETAKE * arm.least_us.get(c, np.inf):
             time = min(time, arm.recording.time(self.layers[c]), key=self._step_us)
-        arm.least_us[c] = min(self._step_us(time), arm.least_us.get(c, np.inf))
         return time
 
     def _step_us(self, time: StepTime) -> float:

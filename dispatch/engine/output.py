@@ -12,8 +12,8 @@ from dispatch.errors import ConfigError
 def tensors(output: Any) -> tuple[torch.Tensor, ...]:
     """A step's output, one tensor or several. Raises ConfigError for anything else."""
     several = (output,) if isinstance(output, torch.Tensor) else output
-    if not isinstance(several, (tuple, list)) or not all(isinstance(t, torch.Tensor) for t in several):
-        raise ConfigError(f"the step returned {type(output).__name__}: must be a tensor, or a tuple of tensors")
+    if not isinstance(several, (tuple, list)) or not all(isinstance(t, torch.Tensor) and t.ndim for t in several):
+        raise ConfigError(f"the step returned {type(output).__name__}: must be a tensor of rows, or a tuple of them")
     return tuple(several)
 
 
