@@ -356,11 +356,11 @@ def test_who_waits_is_told_which_candidate_is_built(monkeypatch, caplog):
 
 
 def test_where_rows_do_not_fit_after_all_shorter_ones_are_tried_and_nobody_is_blamed(monkeypatch, children):
-    """A tenth of what the gate holds is foretold: 65,536 tokens of 256 bytes each, some ten times."""
-    monkeypatch.setattr("dispatch.isolation.task.SPARE", 0.1)
-    monkeypatch.setattr("dispatch.isolation.task.MOST_LONGEST", 1 << 16)
-    monkeypatch.setattr(dispatch.isolation.trial, "CHILD_BYTES", 48 << 20)
-    long, quarantine = replace(request((1,)), max_seq_len=1 << 16, capacity=1 << 17), Quarantine()
+    """Less than what the gate holds is foretold: 32,768 tokens of 256 bytes each, some ten times."""
+    monkeypatch.setattr("dispatch.isolation.task.SPARE", 0.4)
+    monkeypatch.setattr("dispatch.isolation.task.MOST_LONGEST", 1 << 15)
+    monkeypatch.setattr(dispatch.isolation.trial, "CHILD_BYTES", 24 << 20)
+    long, quarantine = replace(request((1,)), max_seq_len=1 << 15, capacity=1 << 15), Quarantine()
     plan, samples = tuned(quarantine, ask=long, other=TorchSdpa)
     assert len(children) > 1
     assert (list(quarantine), plan.refused) == ([], {})
