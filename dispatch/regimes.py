@@ -45,7 +45,7 @@ def decide(samples: Samples) -> dict[int, tuple[Regime, ...]]:
 def decide_bucket(
     samples: BucketSamples, num_layers: int, priority: Sequence[str], rule: Rule, incumbent: Sequence[Box] = ()
 ) -> tuple[Regime, ...]:
-    """Regimes that partition the bucket's cells.
+    """Regimes that partition the bucket's cells, in order of their boxes' least mean KV and skew.
 
     The stored partition (`incumbent`) stays, each of its boxes under rule 4, unless a new one is faster by more
     than delta on average: boundaries must not flip on noise any more than winners.
@@ -63,7 +63,8 @@ def decide_bucket(
         names = [box.candidate for box, _ in stored]
         if not search.faster(parts, old, names):
             parts, held = old, names
-    return tuple(_regime(samples.bucket, evidence, search, part, name) for part, name in zip(parts, held, strict=False))
+    found = [_regime(samples.bucket, evidence, search, part, name) for part, name in zip(parts, held, strict=False)]
+    return tuple(sorted(found, key=lambda regime: (regime.box.mean_kv_min, regime.box.skew_min)))
 
 
 def _regime(bucket: int, evidence: Evidence, search: Search, part: Part, incumbent: str) -> Regime:
