@@ -175,7 +175,7 @@ def test_rows_of_a_recorded_run(tmp_path):
 def test_a_plan_decided_anew_is_scored_on_what_was_compared(tmp_path, capsys):
     """XQA, chosen from samples in which it takes 8 of 10, takes 12 and then 9 of the default's 10 and its twin's 10."""
     samples = samples_of(bucket_of({"fa3": [10.0], XQA: [8.0]}, CELLS[:1]))
-    batch = {"bucket": 8, "mean_kv": 100, "max_kv": 100, "trace": "chat"}
+    batch = {"bucket": 8, "batch": 8, "mean_kv": 100, "max_kv": 100, "kv_bytes_per_layer": 1, "trace": "chat"}
     times = {"fa3": [10.0] * 3, TWIN: [10.0] * 3}
     slower = {**batch, "step_us": {**times, XQA: [12.0, 12.0, None]}}
     faster = {**batch, "step_us": {**times, XQA: [9.0, 9.0, 20.0]}}

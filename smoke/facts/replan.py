@@ -13,39 +13,43 @@ import gzip
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
 
+from dispatch.bench.compare import PLAN, Snapshot
+from dispatch.bench.compare_summary import SLOWER
 from dispatch.regimes import decide
-from dispatch.samples import TWIN, Samples
+from dispatch.samples import Samples
 from dispatch.samplesfile import read_samples
 
 
 def speeds(samples: Samples, snapshots: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    """Of each snapshot: its trace, and the speed over the default of what the plan serves it with; 1 for the default.
-
-    The median over rounds of the default's time, the mean of its two, over the candidate's.
-    """
+    """Of each snapshot, as Snapshot.to_json writes it: its trace, and how fast it is over the default's time."""
     regimes, found = decide(samples), []
-    for snapshot in snapshots:
-        boxes = [regime.box for regime in regimes.get(snapshot["bucket"], ())]
-        held = (box.candidate for box in boxes if box.holds(snapshot["mean_kv"], snapshot["max_kv"]))
-        name, step_us = next(held, samples.default), snapshot["step_us"]
-        speed = 1.0
-        if name != samples.default:
-            log = {arm: np.log(np.array(step_us[arm], dtype=float)) for arm in (samples.default, TWIN, name)}
-            speed = float(np.exp(np.nanmedian((log[samples.default] + log[TWIN]) / 2 - log[name])))
-        found.append((snapshot["trace"], speed))
+    for each in snapshots:
+        boxes = [regime.box for regime in regimes.get(each["bucket"], ())]
+        planned = next((box.candidate for box in boxes if box.holds(each["mean_kv"], each["max_kv"])), None)
+        snapshot = Snapshot(
+            *(each[name] for name in ("trace", "bucket", "batch", "mean_kv", "max_kv", "kv_bytes_per_layer")),
+            candidates=tuple(each["step_us"]),
+            step_us=np.array(list(each["step_us"].values()), dtype=float),
+            planned=planned,
+            equal=None,
+        )
+        speed = snapshot.speed(PLAN, samples.default)
+        if speed is not None:
+            found.append((snapshot.trace, speed.speed))
     return found
 
 
 def summary(found: Sequence[float]) -> str:
     """Geometric mean, worst, and shares below 0.99 and 0.97."""
     all_of_them = np.array(found)
-    mean = float(np.exp(np.log(all_of_them).mean()))
-    below = ", ".join(f"{(all_of_them < limit).mean():.1%} below {limit}x" for limit in (0.99, 0.97))
-    return f"{mean:.3f}x over the default, worst {all_of_them.min():.3f}x, of {len(all_of_them)} batches; {below}"
+    below = ", ".join(f"{(all_of_them < limit).mean():.1%} below {limit}x" for limit in SLOWER)
+    mean, worst = geometric_mean(found), all_of_them.min()
+    return f"{mean:.3f}x over the default, worst {worst:.3f}x, of {len(all_of_them)} batches; {below}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
