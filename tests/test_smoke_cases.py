@@ -15,15 +15,8 @@ from smoke.cases import CASES
 from smoke.off import allowed
 from smoke.outcome import run_case
 from smoke.place import Place
-from smoke.threads import one_thread
 
-
-@pytest.fixture(autouse=True)
-def on_one_thread():
-    before = torch.get_num_threads()
-    one_thread()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("on_one_thread")
 
 
 @pytest.fixture

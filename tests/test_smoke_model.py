@@ -13,20 +13,13 @@ from smoke.model import Decoder
 from smoke.ranks import run_ranks
 from smoke.serve import serve
 from smoke.sizes import BUCKETS, MAX_SEQ_LEN
-from smoke.threads import one_thread
 from smoke.tolerance import TOLERANCES, Tally, tally
+
+pytestmark = pytest.mark.usefixtures("on_one_thread")
 
 CPU = torch.device("cpu")
 STEPS = 6
 FLOAT32_ERROR = 1e-3  # of logits of size 1, through three layers; what was found is 1e-5
-
-
-@pytest.fixture(autouse=True)
-def on_one_thread():
-    before = torch.get_num_threads()
-    one_thread()
-    yield
-    torch.set_num_threads(before)
 
 
 def served(name: str, dtype: str, requests: int = 4, backend: str = "torch_chunked") -> list[torch.Tensor]:

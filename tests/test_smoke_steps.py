@@ -6,20 +6,12 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from smoke.steps import times
-from smoke.steps.__main__ import main
-from smoke.steps.times import AGAIN, ARMS, OFF, ON, StepTimes, geometric_mean
-from smoke.threads import one_thread
+from smoke.steps.__main__ import geometric_mean, main
+from smoke.steps.times import AGAIN, ARMS, OFF, ON, StepTimes
 
-
-@pytest.fixture(autouse=True)
-def on_one_thread():
-    before = torch.get_num_threads()
-    one_thread()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("on_one_thread")
 
 
 def test_a_gain_is_the_time_without_over_the_time_with_it():

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import geometric_mean
 from time import monotonic
 from typing import Any
 
@@ -30,7 +31,7 @@ from dispatch.errors import DispatchError
 from dispatch.hf_dense import read_dense
 from dispatch.models import load_fields, load_model
 from smoke.steps.engine import StackEngine
-from smoke.steps.times import ARMS, OFF, ON, StepTimes, geometric_mean, time_steps
+from smoke.steps.times import ARMS, OFF, ON, StepTimes, time_steps
 from smoke.versions import versions
 
 

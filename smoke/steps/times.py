@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -64,11 +64,6 @@ def time_steps(
         )
         found.append(StepTimes(round(lengths.mean()), int(lengths.max()), ", ".join(served), ms, host_us))
     return found
-
-
-def geometric_mean(ratios: Sequence[float]) -> float:
-    """Of positive ratios."""
-    return float(np.exp(np.log(ratios).mean()))
 
 
 def _step(
