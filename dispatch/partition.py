@@ -29,10 +29,13 @@ class Search:
     def __init__(self, evidence: Evidence, samples: BucketSamples, rule: Rule) -> None:
         """`samples`: those of the evidence, in cells whose skews lie close together (subcells.split)."""
         self.evidence, self.rule = evidence, rule
-        self.means = [cell.mean_kv for cell in samples.cells]
+        means = [cell.mean_kv for cell in samples.cells]
         longest = [own[own > 0] for own in samples.longest]
-        self.least = [max(EVEN, skew_of(mean, int(own.min()))) for mean, own in zip(self.means, longest, strict=True)]
-        self.most = [max(EVEN, skew_of(mean, int(own.max()))) for mean, own in zip(self.means, longest, strict=True)]
+        least, most = (
+            [max(EVEN, skew_of(mean, int(end(own)))) for mean, own in zip(means, longest, strict=True)]
+            for end in (np.min, np.max)
+        )
+        self.plane = Plane(means, least, most)
         self.decided: dict[tuple[int, ...], tuple[str, float]] = {}
 
     def pick(self, cells: tuple[int, ...]) -> tuple[str, float]:
@@ -47,16 +50,15 @@ class Search:
         """The cells of which every batch lies in the box."""
         return tuple(
             i
-            for i, mean in enumerate(self.means)
+            for i, mean in enumerate(self.plane.means)
             if box.mean_kv_min <= mean <= box.mean_kv_max
-            and box.skew_min <= self.least[i] <= self.most[i] <= box.skew_max
+            and box.skew_min <= self.plane.least[i] <= self.plane.most[i] <= box.skew_max
         )
 
     def best(self) -> list[Part]:
         """The parts that gain most, less a margin for each of them."""
-        parts = self._cut(Part(tuple(range(len(self.means)))), DEPTH)
-        plane = Plane(self.means, self.least, self.most)
-        return settled(parts, plane, self.evidence, lambda part: self.pick(part.cells)[0])
+        parts = self._cut(Part(tuple(range(len(self.plane.means)))), DEPTH)
+        return settled(parts, self.plane, self.evidence, lambda part: self.pick(part.cells)[0])
 
     def faster(self, new: list[Part], old: list[Part], old_names: list[str]) -> bool:
         """Whether what `new` picks is clearly faster than the stored choices, on average over the cells."""
@@ -73,8 +75,11 @@ class Search:
 
     def bounds(self, part: Part) -> Bounds:
         """Cuts bound a part; where there is none, its own outermost cells."""
-        means = [self.means[i] for i in part.cells]
-        ends = (min(means), min(self.least[i] for i in part.cells)), (max(means), max(self.most[i] for i in part.cells))
+        means = [self.plane.means[i] for i in part.cells]
+        ends = (
+            (min(means), min(self.plane.least[i] for i in part.cells)),
+            (max(means), max(self.plane.most[i] for i in part.cells)),
+        )
         (mean_min, mean_max), (skew_min, skew_max) = (
             (ends[0][axis] if low is None else low, ends[1][axis] if high is None else high)
             for axis, (low, high) in enumerate(zip(part.low, part.high, strict=True))
@@ -100,17 +105,17 @@ class Search:
 
     def _cuts(self, part: Part) -> Iterator[tuple[Part, Part]]:
         """Every straight cut in two, at the geometric midpoint of neighbouring cells."""
-        means = sorted({self.means[i] for i in part.cells})
+        means = sorted({self.plane.means[i] for i in part.cells})
         for middle in (math.isqrt(a * b) for a, b in pairwise(means)):
             yield self._two(part, 0, middle)
         end = 0
-        for least, most in sorted((self.least[i], self.most[i]) for i in part.cells):
+        for least, most in sorted((self.plane.least[i], self.plane.most[i]) for i in part.cells):
             if 0 < end < least:  # no batch between
                 yield self._two(part, 1, math.isqrt(end * least))
             end = max(end, most)
 
     def _two(self, part: Part, axis: int, middle: int) -> tuple[Part, Part]:
-        at = (self.means, self.most)[axis]
+        at = (self.plane.means, self.plane.most)[axis]
         return (
             Part(tuple(i for i in part.cells if at[i] <= middle), part.low, with_end(part.high, axis, middle)),
             Part(tuple(i for i in part.cells if at[i] > middle), with_end(part.low, axis, middle + 1), part.high),

@@ -75,7 +75,7 @@ def _regime(bucket: int, evidence: Evidence, search: Search, part: Part, incumbe
     (mean_min, mean_max), (skew_min, skew_max) = search.bounds(part)
     limit = Candidate.parse(decision.candidate).max_kv
     if limit is not None:  # nowhere in the box may a request be longer
-        skew_max = min(skew_max, max(search.most[i] for i in part.cells))
+        skew_max = min(skew_max, max(search.plane.most[i] for i in part.cells))
         mean_max = min(mean_max, EVEN * (limit + 1) // (skew_max + 1))
         if mean_max < mean_min:
             decision = replace(decision, candidate=evidence.candidates[0], reason=Reason.NOT_MEASURED)
