@@ -79,7 +79,7 @@ def test_the_parts_of_a_row_fill_the_card_within_what_the_row_and_the_kernel_hol
 def test_fewer_parts_are_tried_where_they_may_be_cheaper(batch, tactics):
     # two KV heads: 16 of them at batch 8, and one for each of 132 SMs at batch 66
     expected = ("",) if tactics is None else ("", f"num_splits={tactics}")
-    assert Fa3().tactics(layer(), H200, batch, 65536) == expected
+    assert Fa3().tactics(layer(sliding_window=128), H200, batch, 65536) == expected
 
 
 class Library:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, not_installed, refuse
+from dispatch.backends.fa3_layout import block_tokens
 from dispatch.device import DeviceFingerprint
 from dispatch.dtypes import E4M3_MAX, TORCH_DTYPES
 from dispatch.spec import AttentionSpec
@@ -19,6 +20,8 @@ MOST_SPLITS = 128  # where FA3's own heuristic ends
 TILE_TOKENS = 128  # about the tokens of a tile: a row has no more parts than tiles
 FEW_SPLITS = 8  # a cheaper sum over the parts of short rows
 SMALL_BATCH = 16  # KV heads in a batch, up to which rows are split whatever their lengths
+BALANCED_WAVES = 3  # of tiles that are not split, above which it matters little how they are
+BALANCED_ROWS = 128  # above so many, finding the schedule takes longer than it saves
 
 
 def most_splits(spec: AttentionSpec, units: int, max_kv: int) -> int:
@@ -41,9 +44,11 @@ class Fa3(Backend):
     def tactics(self, spec: AttentionSpec, device: DeviceFingerprint, batch_size: int, max_kv: int) -> tuple[str, ...]:
         rows = batch_size * spec.num_kv_heads
         few = FEW_SPLITS if rows <= SMALL_BATCH else 1 if rows >= device.units else None
-        if few is None or few >= most_splits(spec, device.units, max_kv):
-            return ("",)
-        return ("", f"num_splits={few}")
+        most = most_splits(spec, device.units, max_kv)
+        fewer = ("",) if few is None or few >= most else ("", f"num_splits={few}")
+        is_few = batch_size <= BALANCED_ROWS and rows <= BALANCED_WAVES * device.units
+        is_balanced = is_few and most > 1 and spec.sliding_window is None
+        return (*fewer, "balanced=1") if is_balanced and not not_installed("triton", "triton") else fewer
 
     def build(
         self,
@@ -55,6 +60,8 @@ class Fa3(Backend):
     ) -> DecodeImpl:
         units = torch.cuda.get_device_properties(workspace.device).multi_processor_count
         splits = tactic.get("num_splits", most_splits(spec, units, max_kv))
+        if "balanced" in tactic:
+            return _Balanced(spec, batch_size, splits, workspace.device, units, max_kv)
         return _Fa3(spec, batch_size, splits, workspace.device)
 
 
@@ -85,7 +92,7 @@ class _Fa3(DecodeImpl):
     def __init__(self, spec: AttentionSpec, batch_size: int, num_splits: int, device: torch.device) -> None:
         self.schedule: Any = importlib.import_module("flash_attn_interface").get_scheduler_metadata
         self.attend: Any = torch.ops.flash_attn_3.fwd  # registered by the import
-        self.spec, self.batch_size, self.num_splits = spec, batch_size, num_splits
+        self.spec, self.num_splits = spec, num_splits
         window = spec.sliding_window
         self.window = (-1, -1) if window is None else (window - 1, 0)
         self.metadata: torch.Tensor | None = None
@@ -101,27 +108,35 @@ class _Fa3(DecodeImpl):
             }
 
     def begin_step(self, inputs: StepInputs) -> None:
-        spec = self.spec
+        self._take(inputs)
+        metadata = self._scheduled(self.lengths, self.max_seqlen_k)
+        if self.metadata is None:  # its size depends on the library's version
+            self.metadata = torch.empty_like(metadata)
+        self.metadata.copy_(metadata)
+
+    def _take(self, inputs: StepInputs) -> None:
         self.lengths, self.table = inputs.lengths, inputs.block_table
         # the longest row that the table can hold is what the kernel takes from it; the schedule must assume the same
-        self.max_seqlen_k = inputs.block_table.shape[1] * spec.page_size
-        metadata = self.schedule(
-            self.batch_size,
+        self.max_seqlen_k = inputs.block_table.shape[1] * self.spec.page_size
+
+    def _scheduled(self, lengths: torch.Tensor, max_kv: int) -> torch.Tensor:
+        """FA3's own schedule of rows of these lengths, int32 on the device: its metadata."""
+        spec = self.spec
+        metadata: torch.Tensor = self.schedule(
+            len(lengths),
             1,
-            self.max_seqlen_k,
+            max_kv,
             spec.num_qo_heads,
             spec.num_kv_heads,
             spec.head_dim_qk,
-            self.lengths,
+            lengths,
             qkv_dtype=TORCH_DTYPES[spec.kv_dtype],
             page_size=spec.page_size,
             causal=True,
             window_size=self.window,
             num_splits=self.num_splits,
         )
-        if self.metadata is None:  # its size depends on the library's version
-            self.metadata = torch.empty_like(metadata)
-        self.metadata.copy_(metadata)
+        return metadata
 
     def forward(self, q: torch.Tensor, kv_cache: KVCache, out: torch.Tensor, sinks: torch.Tensor | None = None) -> None:
         spec = self.spec
@@ -147,6 +162,25 @@ class _Fa3(DecodeImpl):
             num_splits=self.num_splits,
             **optional,
         )
+
+
+class _Balanced(_Fa3):
+    """The same kernel, with a schedule of our own in the place of FA3's: see fa3_balance."""
+
+    def __init__(
+        self, spec: AttentionSpec, batch_size: int, num_splits: int, device: torch.device, units: int, max_kv: int
+    ) -> None:
+        super().__init__(spec, batch_size, num_splits, device)
+        balance: Any = importlib.import_module("dispatch.backends.fa3_balance")  # imports triton
+        heads = spec.num_kv_heads
+        own = lambda lengths: self._scheduled(lengths.to(device), max_kv).cpu()  # noqa: E731
+        tokens = block_tokens(own, heads, units, num_splits)
+        self.metadata = self._scheduled(torch.ones(batch_size, dtype=torch.int32, device=device), max_kv)
+        self.balanced = balance.BalancedSchedule(batch_size, heads, units, num_splits, max_kv, tokens, self.metadata)
+
+    def begin_step(self, inputs: StepInputs) -> None:
+        self._take(inputs)
+        self.balanced.write(self.lengths)
 
 
 class _Quantise:

@@ -22,7 +22,7 @@ from dispatch.bench.harness import Planned
 from dispatch.bench.memory import free_bytes
 from dispatch.bench.sanity import GpuWatch, visible_bytes, watch_for
 from dispatch.bench.trace import Trace
-from dispatch.bench.traffic import Traffic, batches
+from dispatch.bench.traffic import SEED, Traffic, batches
 from dispatch.candidate import Candidate
 from dispatch.device import DeviceFingerprint
 from dispatch.eligible import Eligible, eligible
@@ -38,11 +38,13 @@ NO_SAMPLES = "its samples are not beside the plan: there is no equal-length plan
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Batch sizes, ascending; snapshots of each trace and batch size, and rounds in which each of them is timed."""
+    """Batch sizes, ascending; snapshots of each trace and batch size, and rounds in which each of them is timed; the
+    seed that the snapshots are drawn with."""
 
     batches: tuple[int, ...]
     snapshots: int
     rounds: int
+    seed: int = SEED
 
 
 def run_comparison(
@@ -96,7 +98,7 @@ def _draw(request: TuneRequest, traces: Mapping[str, Trace], sizes: Sizes) -> li
     page_size, longest = request.spec.page_size, request.max_seq_len
     pages = request.capacity // page_size
     return [
-        Traffic(name, batch, *batches(trace, batch, sizes.snapshots, longest, pages, page_size))
+        Traffic(name, batch, *batches(trace, batch, sizes.snapshots, longest, pages, page_size, sizes.seed))
         for name, trace in traces.items()
         for batch in sizes.batches
     ]

@@ -16,14 +16,14 @@ TRIES = 50  # for each batch that is wanted; a server admits no batch that does 
 
 
 def batches(
-    trace: Trace, batch: int, count: int, longest: int, num_pages: int, page_size: int
+    trace: Trace, batch: int, count: int, longest: int, num_pages: int, page_size: int, seed: int = SEED
 ) -> tuple[NDArray[np.int64], float]:
     """Lengths, int64 [at most `count`, batch], of batches that fit into so many pages, and the share that does.
 
     As a server sees them that replaces a finished request by the next (FromTrace). Requests longer than `longest`
-    tokens are cut to it.
+    tokens are cut to it. `seed`: others draw other batches.
     """
-    rng = np.random.default_rng([SEED, batch])
+    rng = np.random.default_rng([seed, batch])
     drawn = FromTrace(trace).draw(rng, (count * TRIES, batch))
     lengths = np.clip(drawn, 1, longest).astype(np.int64)
     fits = (-(-lengths // page_size)).sum(axis=1) <= num_pages

@@ -21,6 +21,7 @@ import click
 @click.option("--batch-size", help="As 1,2,4,8. [default: the powers of 2 up to the plan's largest bucket]")
 @click.option("--snapshots", default=24, show_default=True, type=click.IntRange(min=1), help="Of each size and trace.")
 @click.option("--rounds", default=9, show_default=True, type=click.IntRange(min=2), help="In which each one is timed.")
+@click.option("--seed", default=4, show_default=True, type=click.IntRange(min=0), help="Another one: other snapshots.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the JSON, with every time, to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a program, with every time.")
 def compare(
@@ -29,6 +30,7 @@ def compare(
     batch_size: str | None,
     snapshots: int,
     rounds: int,
+    seed: int,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -59,7 +61,7 @@ def compare(
     for stored, samples in found:
         most = stored.buckets[-1]
         sizes = tuple(2**i for i in range(most.bit_length())) if batch_size is None else ()
-        wanted = Sizes(sizes or whole_numbers("--batch-size", batch_size or ""), snapshots, rounds)
+        wanted = Sizes(sizes or whole_numbers("--batch-size", batch_size or ""), snapshots, rounds, seed)
         compared.append(
             run_comparison(plan, stored, samples, requests, wanted, registry, lambda what: click.echo(what, err=True))
         )

@@ -1,0 +1,60 @@
+"""A schedule for FA3 that looks at whole waves: how many parts each row is split into, decided on the device.
+
+FA3 splits rows into parts of 1.1 times what each SM would have if tiles were infinitely small (fa3_layout.own_parts). A
+part too many then starts a second wave on a card that is otherwise done: at batch 8 with 8 KV heads, 152 tiles on 132
+SMs take nearly twice as long as 128. Here some sizes of parts are compared by the time at which the last SM would be
+done, FA3's own among them, and the best one is written where FA3's kernel reads its schedule. Nothing else changes; the
+parts of a row add up to the same sum however many they are.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, empty, float32, int32
+
+from dispatch.backends.fa3_balance_kernels import compare_sizes, write_schedule
+from dispatch.backends.fa3_layout import rounded
+
+SIZES = 16  # of parts that are compared: FA3's own, and those with an eighth of a wave more each
+# Of an H200 (smoke/results/h200/README.md): what a launch takes, in half blocks, and how near what is below is.
+LAUNCH = 6.0
+FAVOUR = 0.98  # FA3's own size is left alone unless another one is better by more than this
+PLACES = 32  # SMs that a program looks at
+FEWEST_ROWS = 16  # that the kernels are compiled for: one binary for all smaller batches
+ROWS_PER_WARP = 16
+
+
+class BalancedSchedule:
+    """Writes a schedule of `batch` rows into FA3's metadata. Capturable; reads no lengths on the host."""
+
+    def __init__(
+        self, batch: int, heads: int, units: int, most_splits: int, max_kv: int, block_tokens: int, metadata: Tensor
+    ) -> None:
+        """`heads`: KV heads. `units`: SMs. `block_tokens`: of a block of FA3's kernel.
+
+        `metadata`: int32, as FA3 wrote it for so many rows, in the layout that fa3_layout tells.
+        """
+        self.metadata = metadata
+        step = math.gcd(heads, units)  # tiles come in multiples of the heads, waves in multiples of the SMs
+        groups = -(-units // (step * PLACES))
+        self.grid = (SIZES, groups)
+        self.sizes = empty(SIZES, dtype=int32, device=metadata.device)
+        self.ends = empty(SIZES * groups, dtype=float32, device=metadata.device)
+        halvings = (-(-max_kv // block_tokens)).bit_length() + 1
+        self.sizing = (batch, heads, units, most_splits, halvings, most_waves(batch, heads, units), step)
+        self.placing = (batch, most_splits, 2 * rounded(batch), len(metadata) - 1, groups)
+        rows = max(FEWEST_ROWS, 1 << (batch - 1).bit_length())
+        self.shape = {"block_tokens": block_tokens, "rows_padded": rows, "num_warps": min(16, rows // ROWS_PER_WARP)}
+
+    def write(self, lengths: Tensor) -> None:
+        """For rows of these lengths, int32 [batch] on the device."""
+        found = (lengths, self.sizes, self.ends)
+        compare_sizes[self.grid](*found, *self.sizing, **self.shape, places=PLACES, launch=LAUNCH, favour=FAVOUR)
+        write_schedule[(1,)](*found, self.metadata, *self.placing, **self.shape, sizes_compared=SIZES)
+
+
+def most_waves(batch: int, heads: int, units: int) -> int:
+    """Waves of tiles that any of the compared sizes may take: two more than rows that are not split take, and one for
+    FA3's own."""
+    return -(-batch * heads // units) + SIZES // 8 + 1

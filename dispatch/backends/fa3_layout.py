@@ -1,0 +1,64 @@
+"""Where FA3 keeps its schedule, and how many tokens a block of its kernel has, found out by asking it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+ROUNDED_TO = 4  # rows, of each vector of the metadata
+MARGIN = np.float32(1.1)  # over an SM's share, of a part
+BLOCK_TOKENS = range(32, 257, 16)
+# Rows of batches to ask with, which are split into many parts: none a multiple of what vectors are rounded to.
+PROBES = (5, 1) * 24
+LONGEST_PROBE = 6007  # tokens; a prime, so that all lengths differ
+
+
+class UnknownLayout(RuntimeError):
+    """This build of FA3 keeps its schedule in another way."""
+
+
+def rounded(rows: int) -> int:
+    """Entries of a vector of the metadata: the parts of each row, blocks of queries, rows by their longest part; and
+    in some builds, heads that share the cache. Behind them is one counter."""
+    return -(-rows // ROUNDED_TO) * ROUNDED_TO
+
+
+def own_parts(blocks: Ints, heads: int, units: int, most_splits: int) -> Ints:
+    """Into how many parts FA3 splits rows of so many blocks: FA3's hopper/flash_prepare_scheduler.cu."""
+    size = int(np.ceil(np.float32(blocks.sum()) * MARGIN * np.float32(heads) / np.float32(units)))
+    parts: Ints = np.clip(-(-blocks // size), 1, most_splits)
+    return parts
+
+
+def block_tokens(schedule: Callable[[torch.Tensor], torch.Tensor], heads: int, units: int, most_splits: int) -> int:
+    """Tokens of a block, for which what `schedule` writes for some lengths is what the layout above says.
+
+    `schedule`: lengths, int32 [rows] on the CPU, to FA3's metadata, int32, on the CPU. Raises UnknownLayout.
+    """
+    possible = set(BLOCK_TOKENS)
+    in_no_order: Ints = 1 + np.arange(sum(PROBES), dtype=np.int64) * 7919 % LONGEST_PROBE
+    for lengths in np.split(in_no_order, np.cumsum(PROBES)[:-1]):
+        metadata = schedule(torch.from_numpy(lengths).int()).numpy().astype(np.int64)
+        possible = {t for t in possible if _explains(metadata, -(-lengths // t), heads, units, most_splits)}
+    if not possible:
+        raise UnknownLayout("this build of FA3 keeps its schedule in another way")
+    return min(possible)
+
+
+def _explains(metadata: Ints, blocks: Ints, heads: int, units: int, most_splits: int) -> bool:
+    """Whether rows of so many blocks have this schedule."""
+    rows, vector = len(blocks), rounded(len(blocks))
+    vectors, counter = divmod(len(metadata), vector)
+    if counter != 1 or vectors not in (3, 4):
+        return False
+    parts, order = metadata[:rows], metadata[2 * vector :][:rows]
+    if not np.array_equal(np.sort(order), np.arange(rows)):
+        return False
+    own = own_parts(blocks, heads, units, most_splits)
+    longest = -(-blocks // own)[order]
+    return np.array_equal(own[order], parts) and bool((np.diff(longest) <= 0).all())
