@@ -34,7 +34,7 @@ class TuneRequest:
     capacity: int
     config: DispatchConfig = field(default_factory=DispatchConfig)
     default: str | None = None
-    trace: Trace | None = None
+    traces: tuple[Trace, ...] = ()
     traits: EngineTraits = field(default_factory=EngineTraits)
 
     def __post_init__(self) -> None:
@@ -46,8 +46,8 @@ class TuneRequest:
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
-        """How lengths may spread: the general profiles, and the user's trace."""
-        return default_profiles(self.trace)
+        """How lengths may spread: the general profiles, and the user's traces."""
+        return default_profiles(self.traces)
 
     @property
     def rule(self) -> Rule:
@@ -72,7 +72,7 @@ class TuneRequest:
             "max_seq_len": self.max_seq_len,
             "capacity": self.capacity,
             "profiles": [profile.name for profile in self.profiles],
-            "trace": None if self.trace is None else self.trace.digest,
+            "traces": {trace.name: trace.digest for trace in self.traces},
             "engine": asdict(self.traits),
             "threshold": self.config.threshold,
             "cluster_margin": self.config.cluster_margin,

@@ -93,5 +93,5 @@ def store_plan(runner, boxes, group=0):
 
 
 def _fields(request):
-    names = ("buckets", "max_seq_len", "capacity", "config", "default", "trace", "traits")
+    names = ("buckets", "max_seq_len", "capacity", "config", "default", "traces", "traits")
     return {name: getattr(request, name) for name in names}

@@ -62,7 +62,7 @@ def make_key(**changes: Any) -> dict[str, Any]:
         "max_seq_len": 4096,
         "capacity": 8192,
         "profiles": ["equal", "lognormal-0.7"],
-        "trace": None,
+        "traces": {},
         "engine": {"plan_hidden": False, "finite_kv": False, "exact_lengths": True},
         "threshold": 0.03,
         "cluster_margin": 0.01,

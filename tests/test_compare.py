@@ -495,7 +495,9 @@ def test_a_plan_of_another_machine_is_refused_with_the_fields_that_differ(tuned,
 
 def test_a_plan_of_another_rule_or_trace_is_compared(tuned, tmp_path):
     (plan,) = read_plans(tuned / "plan.json")
-    write_plans(tmp_path / "plan.json", [replace(plan, key={**plan.key, "rule_version": 1, "trace": "another"})])
+    write_plans(
+        tmp_path / "plan.json", [replace(plan, key={**plan.key, "rule_version": 1, "traces": {"another": "0"}})]
+    )
     args = [tmp_path / "plan.json", *traces(tuned, "code"), "--batch-size", 1, "--snapshots", 1, "--rounds", 2]
     assert invoke(*args)[0] == 0
 
@@ -512,7 +514,7 @@ def test_a_key_that_lacks_a_field_is_one_line_that_names_it(tuned, tmp_path):
 BAD = [
     (["--trace", "CODE", "--batch-size", "8"], "--batch-size 8: the largest bucket of "),
     (["--trace", "CODE", "--batch-size", "1,x"], "--batch-size '1,x': must be whole numbers above 0"),
-    (["--trace", "CODE", "--trace", "CODE"], "two files of --trace have the same name"),
+    (["--trace", "CODE", "--trace", "CODE"], "two traces are called"),
     (["--trace", "absent.csv"], "absent.csv: No such file or directory"),
     (["--trace", "CODE", "--rounds", "1"], "'--rounds': 1 is not in the range x>=2"),
     ([], "Missing option '--trace'"),

@@ -32,7 +32,7 @@ def trace_of(digest: str) -> Trace:
 
 def request_of(**changes: Any) -> TuneRequest:
     sizes = {"spec": make_spec(), "buckets": (1, 8), "max_seq_len": 4096, "capacity": 8192}
-    return TuneRequest(**{**sizes, "trace": trace_of("0" * 16), **changes})
+    return TuneRequest(**{**sizes, "traces": (trace_of("0" * 16),), **changes})
 
 
 DEVICE = current_device("cpu")
@@ -135,7 +135,7 @@ REQUEST_CHANGES: dict[str, dict[str, Any]] = {
     "capacity": {"capacity": 8191},
     "config": {"config": DispatchConfig(threshold=0.04)},
     "default": {"default": "torch_chunked"},
-    "trace": {"trace": trace_of("1" * 16)},
+    "traces": {"traces": (trace_of("1" * 16),)},
     "traits": {"traits": EngineTraits(plan_hidden=True)},
 }
 CONFIG_CHANGES: dict[str, dict[str, Any]] = {
@@ -191,8 +191,8 @@ def test_a_setting_that_decides_nothing_leaves_the_key_as_it_is(field: str) -> N
 
 
 def test_a_request_without_a_trace_has_a_key_of_its_own() -> None:
-    lines = differences(key_of(request_of(trace=None)), key_of(request_of()))
-    assert [line[: line.index(":")] for line in lines] == ["profiles", "trace"]
+    lines = differences(key_of(request_of(traces=())), key_of(request_of()))
+    assert [line[: line.index(":")] for line in lines] == ["profiles", "traces.requests"]
 
 
 def test_exclusions_in_another_order_are_the_same_key() -> None:

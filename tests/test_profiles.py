@@ -74,15 +74,15 @@ def drawn(planned: PlannedCell) -> list[list[int]]:
 
 
 def test_a_cell_is_a_point_and_a_profile_and_has_a_length_a_round_and_request() -> None:
-    cells = cells_of(32, profiles=default_profiles(TRACE))
-    every = ["equal", "lognormal-0.3", "lognormal-0.7", "lognormal-1.2", "one-long", "trace"]
+    cells = cells_of(32, profiles=default_profiles([TRACE]))
+    every = ["equal", "lognormal-0.3", "lognormal-0.7", "lognormal-1.2", "one-long", "trace-requests"]
     assert names(cells) == [(mean, name) for mean in (512, 4096) for name in every]
     assert {(planned.lengths.shape, planned.lengths.dtype) for planned in cells} == {((ROUNDS, 32), np.dtype(np.int64))}
 
 
 @pytest.mark.parametrize("bucket", [2, 8, 32, 128])
 def test_the_mean_of_every_round_is_the_points_within_rounding(bucket: int) -> None:
-    for planned in cells_of(bucket, profiles=default_profiles(TRACE)):
+    for planned in cells_of(bucket, profiles=default_profiles([TRACE])):
         means = planned.lengths.mean(axis=1)
         assert np.abs(means - planned.cell.mean_kv).max() <= 0.5  # each length is rounded to a token
 
@@ -110,7 +110,7 @@ def test_the_names_tell_the_profiles_apart() -> None:
     assert [LogNormal(sigma).name for sigma in SIGMAS] == ["equal", "lognormal-0.3", "lognormal-0.7", "lognormal-1.2"]
     general = [*(LogNormal(sigma).name for sigma in SIGMAS), "one-long"]
     assert [profile.name for profile in default_profiles()] == general
-    assert [profile.name for profile in default_profiles(TRACE)] == [*general, "trace"]
+    assert [profile.name for profile in default_profiles([TRACE])] == [*general, "trace-requests"]
 
 
 def test_the_longest_request_of_a_cell_is_the_median_over_the_rounds() -> None:
@@ -253,7 +253,7 @@ def test_a_server_that_holds_every_request_at_its_longest_is_measured_up_to_ther
 
 
 def test_the_requests_of_a_full_server_have_all_its_tokens() -> None:
-    cells = cells_of(32, grid=(65536,), profiles=default_profiles(TRACE), capacity=128_000)
+    cells = cells_of(32, grid=(65536,), profiles=default_profiles([TRACE]), capacity=128_000)
     tokens = np.stack([planned.lengths.sum(axis=1) for planned in cells])
     assert tokens[0].tolist() == [128_000] * ROUNDS  # equal lengths
     assert np.abs(tokens - 128_000).max() <= 32 / 2  # each length is rounded to a token
@@ -263,7 +263,7 @@ def test_the_requests_of_a_full_server_have_all_its_tokens() -> None:
 
 
 def test_a_batch_of_one_has_one_cell_a_point_because_all_its_lengths_are_the_mean() -> None:
-    cells = cells_of(1, profiles=default_profiles(TRACE))
+    cells = cells_of(1, profiles=default_profiles([TRACE]))
     assert names(cells) == [(512, "equal"), (4096, "equal")]
     assert [drawn(planned) for planned in cells] == [[[512]] * ROUNDS, [[4096]] * ROUNDS]
 
@@ -279,10 +279,10 @@ def test_the_first_of_two_profiles_with_the_same_lengths_is_kept() -> None:
 
 
 def test_two_runs_draw_the_same_lengths() -> None:
-    first = cells_of(32, profiles=default_profiles(TRACE))
+    first = cells_of(32, profiles=default_profiles([TRACE]))
     np.random.default_rng().random(5)
     cells_of(8)
-    second = cells_of(32, profiles=default_profiles(TRACE))
+    second = cells_of(32, profiles=default_profiles([TRACE]))
     assert [drawn(planned) for planned in first] == [drawn(planned) for planned in second]
 
 
@@ -297,7 +297,9 @@ def test_cells_that_are_left_out_change_no_others() -> None:
 
 def test_a_trace_changes_no_general_cell() -> None:
     general = [drawn(planned) for planned in cells_of(32)]
-    with_trace = [drawn(p) for p in cells_of(32, profiles=default_profiles(TRACE)) if p.cell.profile != "trace"]
+    with_trace = [
+        drawn(p) for p in cells_of(32, profiles=default_profiles([TRACE])) if p.cell.profile != "trace-requests"
+    ]
     assert with_trace == general
 
 

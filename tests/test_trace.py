@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dispatch.bench.trace import MAX_TOKENS, Trace, read_trace
+from dispatch.bench.trace import MAX_TOKENS, Trace, read_trace, read_traces
 from dispatch.errors import TraceError
 
 HEADER = "input_tokens,output_tokens\n"
@@ -151,3 +151,13 @@ def test_any_bytes_are_a_trace_or_a_refusal(tmp_path: Path, content: bytes) -> N
 @given(st.lists(st.tuples(st.integers(0, MAX_TOKENS), st.integers(1, MAX_TOKENS)), min_size=1))
 def test_any_requests_are_read_as_they_were_written(tmp_path: Path, requests: list[tuple[int, int]]) -> None:
     assert rows(read(tmp_path, HEADER + "".join(f"{i},{o}\n" for i, o in requests))) == requests
+
+
+def test_several_files_are_named_as_they_are_and_two_of_one_name_are_refused(tmp_path: Path) -> None:
+    paths = [tmp_path / "chat.csv", tmp_path / "a b[red].csv", tmp_path / "more" / "chat.csv"]
+    paths[2].parent.mkdir()
+    for path in paths:
+        path.write_text(HEADER + "1,2\n")
+    assert [trace.name for trace in read_traces(paths[:2])] == ["chat", "a_b_red_"]
+    with pytest.raises(TraceError, match="two traces are called chat"):
+        read_traces(paths)

@@ -77,10 +77,8 @@ class FromTrace(Drawn):
     proportional to the steps that it takes, its output tokens, and is equally likely at each of them.
     """
 
-    name = "trace"
-
     def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+        self.trace, self.name = trace, f"trace-{trace.name}"
 
     def draw(self, rng: np.random.Generator, size: tuple[int, int]) -> Lengths:
         outputs = self.trace.output_tokens
@@ -97,10 +95,10 @@ class PlannedCell:
     lengths: NDArray[np.int64]
 
 
-def default_profiles(trace: Trace | None = None) -> tuple[Profile, ...]:
-    """From equal lengths to one long request, and the user's trace."""
+def default_profiles(traces: Sequence[Trace] = ()) -> tuple[Profile, ...]:
+    """From equal lengths to one long request, and the user's traces."""
     general: tuple[Profile, ...] = (*(LogNormal(sigma) for sigma in SIGMAS), OneLong())
-    return general if trace is None else (*general, FromTrace(trace))
+    return (*general, *map(FromTrace, traces))
 
 
 def plan_cells(

@@ -7,7 +7,8 @@ import hashlib
 import io
 import re
 from array import array
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +23,28 @@ COLUMNS = ("input_tokens", "output_tokens")
 MAX_TOKENS = 2**31 - 1  # lengths are int32 in every kernel
 LARGEST_BYTES = 1 << 30  # tens of millions of requests
 LONGEST_LINE = 1 << 18  # characters: of two of the longest fields that csv takes
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 _WHOLE = re.compile(r"[+-]?[0-9]+")  # int() would also take 1_000, and digits of other scripts
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests in order of arrival: int64 arrays of equal length. `digest` stands for the file in a key."""
+    """Requests in order of arrival: int64 arrays of equal length. `digest` stands for the file in a key, `name` for it
+    among length profiles."""
 
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     digest: str
+    name: str = "requests"
+
+
+def read_traces(paths: Iterable[str | Path]) -> tuple[Trace, ...]:
+    """Several files, named as they are. Raises TraceError, also for two of one name."""
+    traces = tuple(read_trace(path) for path in paths)
+    for name, count in Counter(trace.name for trace in traces).items():
+        if count > 1:
+            raise TraceError(f"two traces are called {name}: they could not be told apart")
+    return traces
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -51,7 +64,9 @@ def read_trace(path: str | Path) -> Trace:
     table = np.array(tokens, dtype=np.int64).reshape(-1, len(COLUMNS))
     if not table[:, 1].any():
         raise TraceError(f"{path}: output_tokens: all 0, so that no decode step is in it")
-    return Trace(table[:, 0], table[:, 1], hashlib.sha256(raw).hexdigest()[:16])
+    return Trace(
+        table[:, 0], table[:, 1], hashlib.sha256(raw).hexdigest()[:16], _NOT_IN_NAMES.sub("_", Path(path).stem)
+    )
 
 
 def _columns(path: str | Path, raw: bytes) -> array[int]:

@@ -43,7 +43,7 @@ def compare(
     from dispatch.atomic import write_atomically
     from dispatch.backends import registry
     from dispatch.bench.compare_run import Sizes, run_comparison
-    from dispatch.bench.trace import read_trace
+    from dispatch.bench.trace import read_traces
     from dispatch.cli.compare_view import comparison_view
     from dispatch.cli.files import find_plans
     from dispatch.cli.numbers import whole_numbers
@@ -54,9 +54,7 @@ def compare(
     _, found = find_plans(plan)
     if not found:
         raise PlanFileError(f"{plan}: no plan in it")
-    requests = {path.stem: read_trace(path) for path in traces}
-    if len(requests) < len(traces):
-        raise click.UsageError("two files of --trace have the same name: their results could not be told apart")
+    requests = {trace.name: trace for trace in read_traces(traces)}
     compared = []
     for stored, samples in found:
         most = stored.buckets[-1]

@@ -38,7 +38,13 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--buckets", help="Captured batch sizes, as 1,2,4,8. [default: spaced as engines do]")
 @click.option("--max-seq-len", type=click.IntRange(min=1), help="Longest request, tokens. [65536; on a CPU 2048]")
 @click.option("--default", "default", help="Backend that the others must beat. [default: first in priority]")
-@click.option("--trace", type=click.Path(path_type=Path), help="CSV of requests: input_tokens,output_tokens.")
+@click.option(
+    "--trace",
+    "traces",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="CSV of requests: input_tokens,output_tokens. May be given more than once.",
+)
 @click.option("--plan-hidden", is_flag=True, help="The engine plans a step while another runs: plan() is free.")
 @click.option("--finite-kv", is_flag=True, help="The engine zeroes its KV cache and never lets NaN into it.")
 @click.option("--lengths-ahead", is_flag=True, help="The engine schedules ahead: the host knows only upper bounds.")
@@ -60,7 +66,7 @@ def tune(
     buckets: str | None,
     max_seq_len: int | None,
     default: str | None,
-    trace: Path | None,
+    traces: tuple[Path, ...],
     plan_hidden: bool,
     finite_kv: bool,
     lengths_ahead: bool,
@@ -76,7 +82,7 @@ def tune(
     """Measure which backend is stably fastest for each batch size and length, and store the plan."""
     from dispatch.backends import registry
     from dispatch.bench.phases import Phases
-    from dispatch.bench.trace import read_trace
+    from dispatch.bench.trace import read_traces
     from dispatch.cli.capacity import default_capacity
     from dispatch.cli.progress import progress_bar
     from dispatch.cli.render import console, phases_view
@@ -102,7 +108,7 @@ def tune(
         capacity, limit = default_capacity(model, tp, device, groups, served[-1] * max_seq_len)
     else:
         capacity, limit = kv_capacity, "as given"
-    traffic = read_trace(trace) if trace else None
+    traffic = read_traces(traces)
     traits = EngineTraits(plan_hidden, finite_kv, exact_lengths=not lengths_ahead)
     requests = [TuneRequest(spec, served, max_seq_len, capacity, config, default, traffic, traits) for spec in groups]
     store, phases = Store(config.cache_dir), Phases()

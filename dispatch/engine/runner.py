@@ -60,7 +60,7 @@ class DecodeGraphRunner:
         facts: EngineFacts | None = None,
         traits: EngineTraits | None = None,
         default: str | None = None,
-        trace: Trace | None = None,
+        traces: Sequence[Trace] = (),
         device: str | None = None,
         backends: Registry = registry,
         cpu_group: ProcessGroup | None = None,
@@ -84,7 +84,7 @@ class DecodeGraphRunner:
             kv_capacity,
             config,
             named if named in backends.names() else default,
-            trace,
+            tuple(traces),
             traits or EngineTraits(),
         )
         self.fingerprint = current_device(device)

@@ -2,8 +2,9 @@
 
     python -m smoke.facts.replan SAMPLES COMPARISON
 
-COMPARISON is what `compare --out` wrote for the plan of SAMPLES; it holds every candidate's times. So a change of the
-deciding rule can be judged on real batches that it has not seen.
+COMPARISON is what `compare --out` wrote for a plan of the same layers and buckets; it holds every candidate's times. So
+a change of the deciding rule can be judged on real batches that it has not seen. A plan is decided from the general
+length profiles alone, and where SAMPLES has those of a trace that was compared, from the general ones and that trace.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -21,8 +23,10 @@ import numpy as np
 from dispatch.bench.compare import PLAN, Snapshot
 from dispatch.bench.compare_summary import SLOWER
 from dispatch.regimes import decide
-from dispatch.samples import Samples
+from dispatch.samples import BucketSamples, Samples
 from dispatch.samplesfile import read_samples
+
+TRACES = "trace"  # how the names of their profiles begin
 
 
 def speeds(samples: Samples, snapshots: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
@@ -44,6 +48,26 @@ def speeds(samples: Samples, snapshots: Sequence[Mapping[str, Any]]) -> list[tup
     return found
 
 
+def keep(samples: Samples, keeps: Callable[[str], bool]) -> Samples:
+    """The cells of some length profiles alone."""
+    return replace(samples, buckets=tuple(_cells_of(bucket, keeps) for bucket in samples.buckets))
+
+
+def _cells_of(bucket: BucketSamples, keeps: Callable[[str], bool]) -> BucketSamples:
+    kept = [c for c, cell in enumerate(bucket.cells) if keeps(cell.profile)]
+    return replace(
+        bucket,
+        cells=tuple(bucket.cells[c] for c in kept),
+        times=bucket.times[:, :, kept],
+        longest=bucket.longest[kept],
+        exclusions=tuple(
+            e if e.cell is None else replace(e, cell=kept.index(e.cell))
+            for e in bucket.exclusions
+            if e.cell is None or e.cell in kept
+        ),
+    )
+
+
 def summary(found: Sequence[float]) -> str:
     """Geometric mean, worst, and shares below 0.99 and 0.97."""
     all_of_them = np.array(found)
@@ -60,10 +84,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (samples,) = read_samples(options.samples)
     content = options.comparison.read_bytes()
     (compared,) = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)["comparisons"]
-    found = speeds(samples, compared["snapshots"])
+    snapshots, profiles = compared["snapshots"], {cell.profile for b in samples.buckets for cell in b.cells}
+    _print("general profiles", speeds(keep(samples, lambda name: not name.startswith(TRACES)), snapshots))
+    served = []
+    for trace in dict.fromkeys(each["trace"] for each in snapshots):
+        if (its := f"{TRACES}-{trace}") in profiles:
+            with_it = keep(samples, lambda name, its=its: not name.startswith(TRACES) or name == its)
+            served += speeds(with_it, [each for each in snapshots if each["trace"] == trace])
+    if served:
+        _print("and the trace that is served", served)
+
+
+def _print(tuned_on: str, found: Sequence[tuple[str, float]]) -> None:
+    print(f"tuned on the {tuned_on}")
     for trace in dict.fromkeys(trace for trace, _ in found):
-        print(f"{trace}: {summary([speed for name, speed in found if name == trace])}")
-    print(f"all: {summary([speed for _, speed in found])}")
+        print(f"  {trace}: {summary([speed for name, speed in found if name == trace])}")
+    print(f"  all: {summary([speed for _, speed in found])}")
 
 
 if __name__ == "__main__":

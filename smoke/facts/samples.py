@@ -20,8 +20,8 @@ from dispatch.spec import AttentionSpec
 from dispatch.subcells import split
 
 BASE = "fa3"
-EQUAL, TRACE = "equal", "trace"
-RAGGED = ("lognormal-0.7", "lognormal-1.2", TRACE)
+EQUAL, TRACES = "equal", "trace"  # TRACES: how the names of their profiles begin
+RAGGED = ("lognormal-0.7", "lognormal-1.2", TRACES)
 COMPARED = (BASE, "flashinfer_cudnn", "flashinfer_xqa", "flashinfer_fa2_tc")  # those of the data
 LARGE_BYTES = 200e6  # of KV a layer: a kernel is then bound by memory alone
 
@@ -159,15 +159,18 @@ def fastest_bandwidth(samples: Samples) -> list[tuple[int, int, float, float]]:
 
 def trace_cells(bucket: BucketSamples) -> list[int]:
     """Indices of the cells whose lengths are the trace's."""
-    wanted = (EQUAL, TRACE) if bucket.bucket == 1 else (TRACE,)
-    return [c for c, cell in enumerate(bucket.cells) if cell.profile in wanted]
+    wanted = (EQUAL, TRACES) if bucket.bucket == 1 else (TRACES,)
+    return [c for c, cell in enumerate(bucket.cells) if cell.profile.startswith(wanted)]
 
 
 def _equal_and_ragged(bucket: BucketSamples) -> Iterator[tuple[int, list[int]]]:
     """For each mean KV, its cell of equal lengths and its ragged ones."""
     points: Mapping[int, int] = {cell.mean_kv: c for c, cell in enumerate(bucket.cells) if cell.profile == EQUAL}
     for mean_kv, equal in points.items():
-        yield equal, [c for c, cell in enumerate(bucket.cells) if cell.mean_kv == mean_kv and cell.profile in RAGGED]
+        yield (
+            equal,
+            [c for c, cell in enumerate(bucket.cells) if cell.mean_kv == mean_kv and cell.profile.startswith(RAGGED)],
+        )
 
 
 def _speeds(

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from dispatch.atomic import write_atomically
-from dispatch.bench.trace import read_trace
+from dispatch.bench.trace import read_traces
 from dispatch.bench.traffic import batches
 from dispatch.config import DispatchConfig
 from dispatch.device import current_device
@@ -67,7 +67,7 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
     if others:
         raise DispatchError(f"{options.model}: layers of {1 + len(others)} kinds; these are to be all alike")
     sizes = read_dense(load_fields(options.model)[1]).split(options.tp)
-    traces = {path.stem: read_trace(path) for path in options.trace}
+    traces = {trace.name: trace for trace in read_traces(options.trace)}
     buckets = sorted(set(options.batch))
     engine = StackEngine(spec, sizes, buckets[-1], options.max_seq_len, options.kv_tokens, torch.device(device.kind))
     print(f"{device.describe()}; {options.model}, tp {options.tp}, {spec.describe()}, {spec.num_layers} layers")
