@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from dispatch.spec import AttentionSpec
@@ -17,25 +19,43 @@ HALF_A_KEY = 0.5
 COUNT_ROUNDING = 2.0**-8
 
 
-def compare(spec: AttentionSpec, out: torch.Tensor, expected: torch.Tensor, inputs: StepInputs) -> str:
-    """ "" if every live row and head of `out` is within tolerance of `expected`; otherwise the worst one."""
+@dataclass(frozen=True, eq=False)
+class Errors:
+    """How far off outputs are, [layer, row, head], on the device. `limit`: what is allowed; `what`: the name of it."""
+
+    each: torch.Tensor
+    limit: float
+    what: str
+    inputs: StepInputs
+
+    @property
+    def within(self) -> torch.Tensor:
+        """Whether all are allowed: bool [], on the device. NaN is always over the limit."""
+        return (self.each <= self.limit).all()
+
+    def worst(self) -> str:
+        """The worst row and head of the first layer where one is over the limit, or ""."""
+        over = (~(self.each <= self.limit)).flatten(1).any(dim=1).tolist()
+        if True not in over:
+            return ""
+        layer = over.index(True)
+        error = self.each[layer]
+        place = int(error.nan_to_num(nan=float("inf"), posinf=float("inf")).argmax())
+        row, head = divmod(place, error.shape[1])
+        value = float(error[row, head])
+        size = "NaN, or not written" if value != value else f"{self.what} {value:.3g}, allowed {self.limit:.3g}"
+        where = f"row {row} of length {int(self.inputs.lengths_host[row])}, head {head}"
+        return f"{where}: {size}" + (f" (layer {layer})" if layer else "")
+
+
+def compare(spec: AttentionSpec, out: torch.Tensor, expected: torch.Tensor, inputs: StepInputs) -> Errors:
+    """Of `out` [layer, row, head, head_dim_vo] beside `expected`, which is the same in every layer."""
     limit = TOLERANCE_FP8_KV if spec.kv_dtype == "fp8_e4m3" else TOLERANCE[spec.dtype]
     error = (out.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
-    return _worst(error, limit, "relative error", inputs)
+    return Errors(error, limit, "relative error", inputs)
 
 
-def count(found: torch.Tensor, expected: torch.Tensor, inputs: StepInputs) -> str:
-    """The same for counts of keys, [row, head, place]."""
+def count(found: torch.Tensor, expected: torch.Tensor, inputs: StepInputs) -> Errors:
+    """The same for counts of keys, [layer, row, head, place]."""
     error = ((found - expected).abs() - expected * COUNT_ROUNDING).amax(dim=-1)
-    return _worst(error, HALF_A_KEY, "keys miscounted", inputs)
-
-
-def _worst(error: torch.Tensor, limit: float, what: str, inputs: StepInputs) -> str:
-    """Compare errors [row, head] with the limit; NaN is always over it."""
-    if bool((error <= limit).all()):
-        return ""
-    place = int(error.nan_to_num(nan=float("inf"), posinf=float("inf")).argmax())
-    row, head = divmod(place, error.shape[1])
-    value = float(error[row, head])
-    size = "NaN, or not written" if value != value else f"{what} {value:.3g}, allowed {limit:.3g}"
-    return f"row {row} of length {int(inputs.lengths_host[row])}, head {head}: {size}"
+    return Errors(error, HALF_A_KEY, "keys miscounted", inputs)

@@ -104,7 +104,8 @@ def registry_of(*backends: type[Backend]) -> Registry:
 class ScriptedTimer:
     """Runs steps for real, so that the gate is real, and reports times from a script.
 
-    `layer_us(name, lengths, sample)`: lengths are those of the step, sample counts the timed steps of a recording.
+    `layer_us(name, lengths, sample)`: lengths are those of the step, sample counts the timed steps of a recording. A
+    function that it returns is called when the step is read.
     """
 
     peak_bytes_per_s: float | None = None
@@ -112,6 +113,7 @@ class ScriptedTimer:
     def __init__(self, layer_us: Callable, plan_us: Callable = lambda name: 0.0, chain_layers: int = 1) -> None:
         self.layer_us, self.plan_us, self.chain_layers = layer_us, plan_us, (chain_layers,)
         self.order: list[tuple[str, tuple[int, ...]]] = []
+        self.events: list[tuple[str, str]] = []
 
     def record(self, impl, inputs, chain):
         return _Scripted(self, impl, inputs, chain)
@@ -128,12 +130,19 @@ class _Scripted:
         for kv_cache, out in zip(self.chain.kv_caches[:layers], self.chain.outs[:layers], strict=True):
             self.impl.forward(self.chain.q, kv_cache, out, self.chain.sinks)
 
-    def time(self, layers):
+    def start(self, layers):
         lengths = tuple(self.inputs.lengths_host.tolist())
         self.timer.order.append((self.impl.name, lengths))
-        layer = self.timer.layer_us(self.impl.name, lengths, self.sample)
+        self.timer.events.append(("start", self.impl.name))
+        layer_us = self.timer.layer_us(self.impl.name, lengths, self.sample)
         self.sample += 1
-        return StepTime(self.timer.plan_us(self.impl.name), 0.0, layer)
+
+        def read():
+            assert tuple(self.inputs.lengths_host.tolist()) == lengths  # or a device would see others
+            self.timer.events.append(("read", self.impl.name))
+            return StepTime(self.timer.plan_us(self.impl.name), 0.0, layer_us() if callable(layer_us) else layer_us)
+
+        return read
 
 
 def device() -> torch.device:

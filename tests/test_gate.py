@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,7 +13,7 @@ from dispatch.backends import registry
 from dispatch.bench.pool import PagedPool
 from dispatch.bench.timer import CpuTimer
 from dispatch.candidate import Candidate
-from dispatch.gate import Gate
+from dispatch.gate import AROUND, Gate
 from dispatch.gate_inputs import gate_pages, row_sets
 from dispatch.reference import reference_decode
 from tests.fakes import CPU, backend, device, spec_of
@@ -286,6 +287,27 @@ def test_the_finding_names_the_case_the_row_its_length_and_the_error():
     assert wrong == f"random: row 0 of length {MAX_KV}, head 1: relative error 0.5, allowed 0.0001"
 
 
+def test_the_finding_names_the_first_layer_that_is_wrong_and_its_worst_row():
+    def wrong_in_the_second(impl, q, out):
+        later_layers(impl, q, out)
+        if impl.layer % 2:
+            out[1, 2] *= 2
+
+    wrong = Bench(spec_of(), 8).check(backend("wrong", after=wrong_in_the_second))
+    assert re.fullmatch(r"random: row 1 of length \d+, head 2: relative error 5, allowed 0.0001 \(layer 1\)", wrong)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("end", [-1, 1])
+def test_memory_around_each_layers_output_is_guarded(layer, end):
+    def beside(impl, q, out):
+        if out.storage_offset() // ((len(out) + 2) * out.stride(0)) == layer:
+            at = out.storage_offset() + (out.numel() if end > 0 else -out.stride(0))
+            torch.as_strided(out, out.shape[1:], out.stride()[1:], at).fill_(0)
+
+    assert Bench(spec_of(), 3).check(backend("wrong", after=beside)) == f"random: {AROUND} was written to"
+
+
 def test_a_row_that_is_not_written_is_called_so():
     wrong = Bench(spec_of(), 8).check(backend("wrong", after=last_row_unwritten))
     assert wrong.endswith("NaN, or not written")
@@ -357,6 +379,27 @@ def test_a_candidate_that_is_right_on_clean_scratch_only_is_caught_beside_one_of
     found = gate.check(recordings)
     assert found["dirties"] == ""
     assert found["needs clean"] != ""
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_reference_of_a_row_is_the_same_whatever_rows_are_beside_it(layer):
+    spec = spec_of(**LAYERS[layer])
+    bench = Bench(spec, 6)
+    lengths = [17, 5, 17, 1, 5, 17]
+    bench.pool.load(bench.inputs, lengths)
+    kv_cache, sinks = bench.chain.kv_caches[0], bench.chain.sinks
+    together = reference_decode(spec, bench.chain.q, kv_cache, bench.inputs, sinks)
+    for row in range(6):
+        own = slice(row, row + 1)
+        alone = replace(
+            bench.inputs,
+            num_live=1,
+            lengths_host=bench.inputs.lengths_host[own],
+            lengths=bench.inputs.lengths[own],
+            block_table=bench.inputs.block_table[own],
+        )
+        expected = reference_decode(spec, bench.chain.q[own], kv_cache, alone, sinks)
+        torch.testing.assert_close(together[own], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_reference_agrees_with_softmax_attention_computed_in_float64_by_hand():

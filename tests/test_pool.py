@@ -110,6 +110,15 @@ def test_a_new_order_comes_with_a_shuffle_and_until_then_the_same_one_from_anoth
     assert len(firsts) > 1
 
 
+def test_a_row_may_begin_at_the_last_page_in_a_table_wider_than_the_pool() -> None:
+    pool = pool_of(num_pages=3)
+    inputs = pool.inputs(3, MAX_KV)
+    for _ in range(30):  # from each of the three pages on, but for a chance of 3 (2/3)^30
+        pool.load(inputs, [16, 16, 16])
+        assert sorted(inputs.block_table[:, 0].tolist()) == [1, 2, 3]
+        assert not inputs.block_table[:, 1:].any()
+
+
 def test_only_the_first_pages_are_used_where_so_many_are_asked_for() -> None:
     pool = pool_of(num_pages=1000)
     inputs = pool.inputs(2, MAX_KV)

@@ -97,7 +97,7 @@ class Bucket:
         return reference_decode(self.spec, self.chain.q, self.chain.kv_caches[0], self.inputs, self.chain.sinks)
 
     def wrong(self, out, expected=None):
-        return compare(self.spec, out, self.expected() if expected is None else expected, self.inputs)
+        return compare(self.spec, out[None], self.expected() if expected is None else expected, self.inputs).worst()
 
     def all_wrong(self):
         """What is wrong with what is loaded, by candidate."""

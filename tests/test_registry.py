@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 import textwrap
@@ -10,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from dispatch.backends import Registry, registry
+from dispatch.backends.registry import BUILT_IN
 from dispatch.errors import RegistryError
 from tests.fakes import CPU, backend, registry_of, spec_of
 
@@ -148,3 +151,11 @@ def test_a_users_backend_that_cannot_be_imported_is_refused_and_nothing_fails(ru
     """
     done = run_with_plugin("mine = my_plugin:Absent\n", code)
     assert "cannot be imported: AttributeError" in done.stdout
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_library_that_a_built_in_backend_names_is_what_its_build_imports(name):
+    backend = registry.get(name)
+    imported = set(re.findall(r'import_module\("(.+?)"\)', inspect.getsource(inspect.getmodule(type(backend)))))
+    others = {name for name in imported if not name.startswith("dispatch.")}
+    assert others == ({backend.library} if backend.library else set())

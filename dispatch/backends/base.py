@@ -47,6 +47,8 @@ class DecodeImpl(ABC):
     """
 
     needs_plan: bool = False
+    plan_waits: bool = True
+    """Whether `plan` may wait for work that the device does. It is timed: where it may, the device is idle before."""
 
     def plan(self, inputs: StepInputs) -> None:  # noqa: B027 - most kernels have nothing to plan
         """Host work that depends on the lengths. Never moves a buffer that a graph has captured."""
@@ -70,12 +72,14 @@ class Backend(ABC):
     """A kernel family, registered under its one explicit name.
 
     `needs_exact_lengths`: whether an upper bound in StepInputs.lengths_host would not do. `family`: backends that may
-    share a scratch. `distribution`: the installed package whose version is part of a stored plan's key.
+    share a scratch. `distribution`: the installed package whose version is part of a stored plan's key. `library`: the
+    module that `build` imports, if it takes long: it is imported while a child process tries the backend.
     """
 
     needs_exact_lengths: ClassVar[bool] = False
     family: ClassVar[str]
     distribution: ClassVar[str]
+    library: ClassVar[str] = ""
 
     def version(self) -> str:
         """Of all that its numbers and its speed come from: part of a stored plan's key."""

@@ -27,6 +27,7 @@ WORKSPACE_SPLITS = 4  # more, for large batches: a float32 output and two sums f
 class FlashInferCudnn(Backend):
     family = "flashinfer_cudnn"
     distribution = "flashinfer-python"
+    library = "flashinfer.cudnn.decode"
 
     def version(self) -> str:
         """FlashInfer's, the frontend's, and that of cuDNN itself, whose releases differ in speed and in numbers."""

@@ -26,6 +26,7 @@ ALIGNMENT_BYTES = 256  # room for what the scratch's allocator skips
 
 class _Fa2(Backend):
     distribution = "flashinfer-python"
+    library = "flashinfer.decode"
     tensor_cores: bool
 
     def support(self, spec: AttentionSpec, device: DeviceFingerprint) -> Support:
@@ -104,6 +105,7 @@ def _partials_bytes(spec: AttentionSpec, rows: int) -> int:
 
 class _Planned(DecodeImpl):
     needs_plan = True
+    plan_waits = False  # but for its own last plan: all else is host work, and a copy from pinned memory
 
     def __init__(
         self, spec: AttentionSpec, batch_size: int, max_kv: int, workspace: torch.Tensor, tensor_cores: bool

@@ -23,6 +23,7 @@ class FlashInferTrtllmGen(Backend):
 
     family = "flashinfer_trtllm_gen"  # its counters must be zero at first use and are left at zero
     distribution = "flashinfer-python"
+    library = "flashinfer.decode"
 
     def support(self, spec: AttentionSpec, device: DeviceFingerprint) -> Support:
         if device.kind != "cuda":

@@ -32,6 +32,7 @@ MOST_PARTS = 512
 class FlashInferXqa(Backend):
     family = "flashinfer_xqa"
     distribution = "flashinfer-python"
+    library = "flashinfer.xqa"
 
     def support(self, spec: AttentionSpec, device: DeviceFingerprint) -> Support:
         if device.kind != "cuda":

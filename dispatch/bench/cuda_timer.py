@@ -32,7 +32,7 @@ def _capture_stream(device_index: int) -> torch.cuda.Stream:
 class CudaTimer:
     """Captures a candidate once, for the longest request; lengths are set through metadata, as in production."""
 
-    chain_layers: tuple[int, ...] = (8, 2)
+    chain_layers: tuple[int, ...] = (8, 2, 1)
 
     def __init__(self, device: torch.device, flush_bytes: int = FLUSH_BYTES) -> None:
         """`flush_bytes`: what is written to push all else out of the L2 cache; 0 where nothing is timed."""
@@ -75,7 +75,11 @@ class CudaTimer:
         return graph
 
     def replays_us(self, graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
-        """Microseconds of each graph, replayed one after the other over a cold cache.
+        """Microseconds of each graph, replayed one after the other over a cold cache."""
+        return self.replay(graphs)()
+
+    def replay(self, graphs: Sequence[torch.cuda.CUDAGraph]) -> Callable[[], list[float]]:
+        """Launch the same; what is returned waits for its end.
 
         The flush also gives the host time to launch them all, so that no launch is on the clock.
         """
@@ -85,8 +89,12 @@ class CudaTimer:
         for graph, end in zip(graphs, events[1:], strict=True):
             graph.replay()
             end.record()
-        events[-1].synchronize()
-        return [float(begin.elapsed_time(end)) * 1e3 for begin, end in pairwise(events)]
+
+        def read() -> list[float]:
+            events[-1].synchronize()
+            return [float(begin.elapsed_time(end)) * 1e3 for begin, end in pairwise(events)]
+
+        return read
 
 
 class _Captured:
@@ -110,12 +118,18 @@ class _Captured:
         self.layers[min(n for n in self.layers if n >= layers)].replay()
         torch.cuda.synchronize(self.timer.device)
 
-    def time(self, layers: int) -> StepTime:
+    def start(self, layers: int) -> Callable[[], StepTime]:
         filler_us = self.timer.filler_us(layers, self.batch)
-        torch.cuda.synchronize(self.timer.device)  # or the plan would wait for what came before it
+        if self.impl.needs_plan and self.impl.plan_waits:
+            torch.cuda.synchronize(self.timer.device)  # or it would wait for what came before it
         plan_us = self._plan()
-        begin_us, chain_us = self.timer.replays_us([self.begin, self.layers[layers]])
-        return StepTime(plan_us, begin_us, (chain_us - filler_us) / layers)
+        replayed = self.timer.replay([self.begin, self.layers[layers]])
+
+        def read() -> StepTime:
+            begin_us, chain_us = replayed()
+            return StepTime(plan_us, begin_us, (chain_us - filler_us) / layers)
+
+        return read
 
     def _plan(self) -> float:
         start = perf_counter_ns()

@@ -24,12 +24,13 @@ _CHUNK_PAGES = 4096  # random numbers are drawn in pieces, so that a large pool 
 class Chain:
     """What the layers of a step work on: one q, and for each layer its own KV cache and output.
 
-    `guarded_outs`: each output with a row before and a row behind it, which nothing may write to.
+    `guarded_outs`: [layers, batch + 2, num_qo_heads, head_dim_vo], each output with a row before and a row behind it,
+    which nothing may write to.
     """
 
     q: torch.Tensor
     kv_caches: tuple[KVCache, ...]
-    guarded_outs: tuple[torch.Tensor, ...]
+    guarded_outs: torch.Tensor
     sinks: torch.Tensor | None
 
     @cached_property  # not made anew within what is timed
@@ -48,7 +49,8 @@ class PagedPool:
             (self._pages(spec.head_dim_qk), self._pages(spec.head_dim_vo)) for _ in range(num_layers)
         )
         self.randomise(num_pages + 1)
-        self._orders: dict[int, torch.Tensor] = {}  # by the pages that they are an order of
+        self._orders: dict[tuple[int, int], torch.Tensor] = {}  # by pages, and the width of a block table
+        self._columns: dict[int, torch.Tensor] = {}
         self._host_random = np.random.default_rng(0)
 
     def randomise(self, count: int) -> None:
@@ -73,8 +75,8 @@ class PagedPool:
         """Random queries, and outputs, for a bucket."""
         spec, dtype = self.spec, TORCH_DTYPES[self.spec.dtype]
         q = torch.randn(bucket, spec.num_qo_heads, spec.head_dim_qk, generator=self.random, device=self.device)
-        out_shape = (bucket + 2, spec.num_qo_heads, spec.head_dim_vo)
-        outs = tuple(torch.empty(out_shape, dtype=dtype, device=self.device) for _ in self.kv_caches)
+        out_shape = (len(self.kv_caches), bucket + 2, spec.num_qo_heads, spec.head_dim_vo)
+        outs = torch.empty(out_shape, dtype=dtype, device=self.device)
         sinks = None
         if spec.has_sinks:
             sinks = torch.randn(spec.num_qo_heads, generator=self.random, device=self.device)
@@ -93,24 +95,40 @@ class PagedPool:
         padding, as an engine pads: of length 1 on the reserved page. `num_pages`: use only the first so many of the
         pool. Raises MeasureError where they are too few.
         """
-        have = num_pages or self.num_pages
-        needed = int((-(-np.asarray(lengths) // self.spec.page_size)).sum())
+        tokens = np.asarray(lengths, dtype=np.int32)
+        pages = -(-tokens // self.spec.page_size)
+        have, needed, live = num_pages or self.num_pages, int(pages.sum()), len(tokens)
         if needed > have:
             raise MeasureError(f"the rows need {needed} pages; the pool has {have}")
-        inputs.num_live = live = len(lengths)
-        inputs.lengths_host[:live].copy_(torch.as_tensor(np.asarray(lengths, dtype=np.int32)))
-        inputs.lengths_host[live:] = 1
-        inputs.lengths.copy_(inputs.lengths_host)
-        if have not in self._orders:
+        bucket, width = inputs.block_table.shape
+        # All that is to be told the device in one piece: this is done in every round of every cell.
+        told = np.zeros((3, bucket), dtype=np.int32)
+        told[0, :live], told[0, live:] = tokens, 1
+        told[1, :live] = int(self._host_random.integers(have)) + pages.cumsum() - pages
+        told[2, :live] = pages
+        on_host = torch.from_numpy(told)
+        on_device = on_host.to(self.device, non_blocking=True)
+        inputs.num_live = live
+        inputs.lengths_host.copy_(on_host[0])
+        inputs.lengths.copy_(on_device[0])
+        firsts, counts = on_device[1:, :, None]
+        order, column = self._order(have, width)
+        torch.index_select(order, 0, (firsts + column).view(-1), out=inputs.block_table.view(-1))
+        inputs.block_table.masked_fill_(column >= counts, RESERVED_PAGE)
+
+    def _order(self, have: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first `have` pages in random order, and the columns of a block table of this width; int32.
+
+        Twice, so that any page may come first, and behind it as many as a table is wide, so that a row may begin
+        anywhere.
+        """
+        if (have, width) not in self._orders:
             order = torch.randperm(have, generator=self.random, device=self.device, dtype=torch.int32) + 1
-            self._orders[have] = order.repeat(2)  # so that any page may come first
-        first = int(self._host_random.integers(have))
-        counts = (inputs.lengths + self.spec.page_size - 1) // self.spec.page_size
-        counts[live:] = 0
-        ends = counts.cumsum(0)
-        column = torch.arange(inputs.block_table.shape[1], device=self.device)
-        mine = self._orders[have][((ends - counts)[:, None] + column).clamp_(max=have - 1) + first]
-        inputs.block_table.copy_(torch.where(column < counts[:, None], mine, RESERVED_PAGE))
+            behind = torch.zeros(width, dtype=torch.int32, device=self.device)
+            self._orders[have, width] = torch.cat((order, order, behind))
+        if width not in self._columns:
+            self._columns[width] = torch.arange(width, dtype=torch.int32, device=self.device)
+        return self._orders[have, width], self._columns[width]
 
     def _pages(self, head_dim: int) -> torch.Tensor:
         spec = self.spec

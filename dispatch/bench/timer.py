@@ -5,6 +5,7 @@ A GPU timer is a second implementation: it captures the chain in a CUDA graph, f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Protocol
@@ -33,8 +34,12 @@ class Recording(Protocol):
         """
         ...
 
-    def time(self, layers: int) -> StepTime:
-        """One timed step over `layers` of the chain: one of the timer's `chain_layers`, or all there are."""
+    def start(self, layers: int) -> Callable[[], StepTime]:
+        """Begin a timed step over `layers` of the chain: one of the timer's `chain_layers`, or all there are.
+
+        What is returned waits for its end. Steps of several recordings may be begun one after the other; until they
+        have ended, nothing may change the lengths, and none is begun again.
+        """
         ...
 
 
@@ -42,7 +47,8 @@ class Timer(Protocol):
     """How steps are run and timed on one kind of device."""
 
     chain_layers: tuple[int, ...]
-    """Layers, each with a KV cache of its own, to run back to back where memory allows: of short ones, of long ones."""
+    """Layers, each with a KV cache of its own, to run back to back where memory allows: most of short ones, down to the
+    longest."""
 
     peak_bytes_per_s: float | None
     """What the device's memory can be read with at most; a sample that implies more is an error. None: not known."""
@@ -70,9 +76,9 @@ class _Eager:
     chain: Chain
 
     def run(self, layers: int) -> None:
-        self.time(layers)
+        self.start(layers)
 
-    def time(self, layers: int) -> StepTime:
+    def start(self, layers: int) -> Callable[[], StepTime]:
         impl, inputs, chain = self.impl, self.inputs, self.chain
         start = perf_counter_ns()
         if impl.needs_plan:
@@ -83,4 +89,5 @@ class _Eager:
         for kv_cache, out in zip(chain.kv_caches[:layers], chain.outs[:layers], strict=True):
             impl.forward(chain.q, kv_cache, out, chain.sinks)
         layer_ns = (perf_counter_ns() - begun) / layers
-        return StepTime((planned - start) / 1e3, (begun - planned) / 1e3, layer_ns / 1e3)
+        time = StepTime((planned - start) / 1e3, (begun - planned) / 1e3, layer_ns / 1e3)
+        return lambda: time

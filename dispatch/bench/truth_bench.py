@@ -51,7 +51,7 @@ class _Arm:
     def time(self, inputs: StepInputs, layers: int) -> tuple[float, ...]:
         """A sample, as PARTS; the harness's, over a chain of so many layers."""
         stack_us = self.run(inputs)
-        step = self.recording.time(layers)
+        step = self.recording.start(layers)()
         return stack_us, step.plan_us, step.begin_us, step.layer_us
 
 

@@ -60,13 +60,19 @@ _START, _OWN = _Begun(stage="start"), _Begun()
 
 class Watch:
     """Of one child, until a deadline on the monotonic clock; `budget_s`: the whole time until then, from the start of
-    tuning. `proven`: buckets. `out_of_time`: the deadline passed."""
+    tuning. `built`: told of candidates that were built. `proven`: buckets. `out_of_time`: the deadline passed."""
 
     def __init__(
-        self, limits: Limits, deadline: float, budget_s: float, say: Callable[[str], None], phases: Phases
+        self,
+        limits: Limits,
+        deadline: float,
+        budget_s: float,
+        say: Callable[[str], None],
+        phases: Phases,
+        built: Callable[[str], None] = lambda candidate: None,
     ) -> None:
         self.limits, self.deadline, self.budget_s = limits, deadline, budget_s
-        self.say, self.phases = say, phases
+        self.say, self.phases, self.built = say, phases, built
         self.proven: set[int] = set()
         self.out_of_time = False
         self._compiled: set[str] = set()
@@ -86,6 +92,8 @@ class Watch:
                 case ["begin", candidate, bucket, stage]:
                     now = last = _Begun(candidate, bucket, stage)
                     self.say(f"{candidate} in a child process{f', batch {bucket}' if bucket else ''}: {stage}")
+                    if stage == "capture":  # not after the end of a build, which may be that it raised
+                        self.built(candidate)
                 case ["refused", candidate, bucket, stage, reason, why]:
                     refuse(Blamed(candidate, bucket, stage, Reason[reason], why, Reason[reason] is Reason.FAILED))
                 case ["proven", bucket]:

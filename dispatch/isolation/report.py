@@ -108,5 +108,5 @@ class _Reporting:
         with self.report.stage(self.candidate, self.bucket, "replay"):
             self.recording.run(layers)
 
-    def time(self, layers: int) -> StepTime:
+    def start(self, layers: int) -> Callable[[], StepTime]:
         raise NotImplementedError("a child proves; it times nothing")

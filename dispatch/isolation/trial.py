@@ -17,6 +17,7 @@ from dispatch.candidate import Candidate
 from dispatch.device import DeviceFingerprint
 from dispatch.eligible import Eligible
 from dispatch.errors import MeasureError
+from dispatch.isolation.ahead import Ahead
 from dispatch.isolation.blame import Blamed, NoRoom, Watch
 from dispatch.isolation.limits import CHILD_BYTES, OUTSIDE_TORCH_BYTES, Limits
 from dispatch.isolation.process import Child
@@ -58,7 +59,8 @@ class Trial:
             )
         self.torch_bytes = CHILD_BYTES - (OUTSIDE_TORCH_BYTES if device.kind == "cuda" else 0)
         self.room_share = 1.0
-        self.backends = self._importable(registry)
+        self.index = torch.cuda.current_device() if device.kind == "cuda" else None
+        self.registry, self.backends = registry, self._importable(registry)
 
     def run(
         self, buckets: Sequence[int], deadline: float, say: Callable[[str], None]
@@ -70,9 +72,10 @@ class Trial:
         Raises MeasureError where no child can be had, or one fails without a candidate to blame.
         """
         todo = list(buckets)
-        with self._log_file() as log:
+        with self._log_file() as log, Ahead(self.registry, self.index) as ahead:
             while (work := self._work(todo)) and not set(todo) <= self.unmeasured.keys():
-                watch = Watch(self.limits, deadline, self.request.config.time_budget_s, say, self.phases)
+                budget_s = self.request.config.time_budget_s
+                watch = Watch(self.limits, deadline, budget_s, say, self.phases, ahead.built)
                 child = Child(self._task(work), log)
                 try:
                     blamed = watch.follow(child, self._refuse)
@@ -119,7 +122,7 @@ class Trial:
             backends={name: target for name, target in self.backends.items() if name in wanted},
             workspace_bytes=self.able.workspace_bytes,
             kind=self.kind,
-            index=torch.cuda.current_device() if self.kind == "cuda" else 0,
+            index=self.index or 0,
             memory_bytes=self.torch_bytes,
             parent=os.getpid(),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 
 import torch
 
@@ -43,7 +44,7 @@ class Bare:
         self.layers.replay()
         torch.cuda.synchronize()
 
-    def time(self, layers: int) -> StepTime:
+    def start(self, layers: int) -> Callable[[], StepTime]:
         """`layers` is what was captured, whatever is asked for."""
         if self.product_us is None:
             self.product_us = 0.0
@@ -54,7 +55,8 @@ class Bare:
         if self.impl.needs_plan:
             self.impl.plan(self.inputs)
         begin_us, chain_us = self.timer.replays_us([self.begin, self.layers])
-        return StepTime(0.0, begin_us, (chain_us - self.product_us) / self.count)
+        time = StepTime(0.0, begin_us, (chain_us - self.product_us) / self.count)
+        return lambda: time
 
     def _forward(self) -> None:
         chain, n = self.chain, self.count

@@ -15,8 +15,8 @@ from dispatch.backends import DecodeImpl, registry
 from dispatch.bench.cuda_timer import CudaTimer
 from dispatch.bench.pool import PagedPool
 from dispatch.bench.profiles import LogNormal
-from dispatch.bench.rounds import LONG_LAYER_BYTES
-from dispatch.bench.sanity import check_bandwidth, visible_bytes
+from dispatch.bench.rounds import layers_for
+from dispatch.bench.sanity import check_bandwidth
 from dispatch.bench.timer import Recording, StepTime
 from dispatch.candidate import Candidate
 from dispatch.errors import one_line
@@ -85,7 +85,7 @@ class Stand:
         """
         self.timer, self.spec, self.max_kv, self.cells = timer, spec, max_kv, cells
         self.batch = next(iter(cells.values())).shape[1]
-        self.layers = {name: layers or self._chain_layers(lengths) for name, lengths in cells.items()}
+        self.layers = {name: layers or layers_for(spec, timer, lengths) for name, lengths in cells.items()}
         pages = max(int((-(-lengths // spec.page_size)).sum(axis=1).max()) for lengths in cells.values())
         self.pool = PagedPool(spec, pages, max(self.layers.values()), timer.device)
         self.inputs = {tokens: self.pool.inputs(self.batch, tokens) for tokens in (max_kv, *tables)}
@@ -128,7 +128,7 @@ class Stand:
                 self._load(lengths[round_])
                 for name in rng.permutation(list(self.arms)).tolist():
                     try:
-                        time = self.arms[name].time(self.layers[cell])
+                        time = self.arms[name].start(self.layers[cell])()
                         check_bandwidth(self.spec, lengths[round_], time.layer_us, self.timer.peak_bytes_per_s)
                         times[cell][name].append(time)
                     except Exception as error:
@@ -182,10 +182,6 @@ class Stand:
             del self.arms[name]
             return False
         return True
-
-    def _chain_layers(self, lengths: Lengths) -> int:
-        layer_bytes = np.mean([visible_bytes(self.spec, row) for row in lengths])
-        return (min if layer_bytes > LONG_LAYER_BYTES else max)(self.timer.chain_layers)
 
 
 def _medians(times: Sequence[StepTime]) -> Medians:
