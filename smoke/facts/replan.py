@@ -60,6 +60,7 @@ def _cells_of(bucket: BucketSamples, keeps: Callable[[str], bool]) -> BucketSamp
         cells=tuple(bucket.cells[c] for c in kept),
         times=bucket.times[:, :, kept],
         longest=bucket.longest[kept],
+        means=bucket.means[kept],
         exclusions=tuple(
             e if e.cell is None else replace(e, cell=kept.index(e.cell))
             for e in bucket.exclusions
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with_it = keep(samples, lambda name, its=its: not name.startswith(TRACES) or name == its)
             served += speeds(with_it, [each for each in snapshots if each["trace"] == trace])
     if served:
-        _print("and the trace that is served", served)
+        _print("general profiles and the trace that is served", served)
 
 
 def _print(tuned_on: str, found: Sequence[tuple[str, float]]) -> None:
