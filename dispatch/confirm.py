@@ -11,9 +11,12 @@ from dispatch.decision import Decision, Reason, Rule
 from dispatch.evidence import Evidence
 from dispatch.selector import select_stable, still_good
 
+LEAST_ROUNDS = 20  # of a box: of fewer batches, some are fast by luck wherever one looks for them
+
 
 def decide_cells(evidence: Evidence, cells: Sequence[int], rule: Rule, incumbent: str | None = None) -> Decision:
-    """What the rule selects for these cells, if there is a gain where each half of the rounds chooses for the other.
+    """What the rule selects for these cells, if they have rounds enough, and if there is a gain where each half of the
+    rounds chooses for the other.
 
     Otherwise the incumbent, where it is still good, or the default.
     """
@@ -21,15 +24,15 @@ def decide_cells(evidence: Evidence, cells: Sequence[int], rule: Rule, incumbent
     default = evidence.candidates[0]
     if decision.candidate == default or decision.reason is Reason.INCUMBENT:
         return decision
-    if cross_fitted_speedup(evidence, cells, rule) > 1.0:
+    few = evidence.planned[list(cells)].sum() < min(LEAST_ROUNDS, evidence.planned.sum())
+    if not few and cross_fitted_speedup(evidence, cells, rule) > 1.0:
         return decision
-    verdicts = tuple(
-        replace(v, reason=Reason.UNCONFIRMED) if v.candidate == decision.candidate else v for v in decision.verdicts
-    )
+    why = Reason.TOO_FEW_ROUNDS if few else Reason.UNCONFIRMED
+    verdicts = tuple(replace(v, reason=why) if v.candidate == decision.candidate else v for v in decision.verdicts)
     held = next((v for v in verdicts if v.candidate == incumbent != decision.candidate), None)
-    if held is not None and still_good(held, evidence, list(cells)):
+    if held is not None and still_good(held, evidence, list(cells), rule):
         return replace(decision, candidate=held.candidate, reason=Reason.INCUMBENT, verdicts=verdicts)
-    return replace(decision, candidate=default, reason=Reason.UNCONFIRMED, verdicts=verdicts)
+    return replace(decision, candidate=default, reason=why, verdicts=verdicts)
 
 
 def cross_fitted_speedup(evidence: Evidence, cells: Sequence[int], rule: Rule, incumbent: str | None = None) -> float:

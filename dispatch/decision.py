@@ -19,6 +19,7 @@ class Reason(str, enum.Enum):
     LOWER_PRIORITY = "within the margin of the fastest, and later in priority"
     UNCONFIRMED = "chosen on all rounds, and no gain where each half of them chooses for the other"
     TOO_FEW_ROUNDS = "too few valid rounds"
+    HOPELESS = "slower than the default in too many rounds of a cell for the others to matter"
     DROPPED = "far slower than the default in a cell, in each of the first rounds"
     GATE_FAILED = "wrong numbers"
     FAILED = "failed while it was built or measured"
@@ -33,8 +34,9 @@ class Rule:
     cluster_margin: candidates so close to the fastest count as equal, and priority decides.
     min_rounds: a cell with fewer valid rounds says nothing (12 of 15: an outlier a cell may be lost).
     win_share: the share of rounds that must be won; 0.8 of 15 by luck alone has a probability of 2%.
-    cell_win_share: the share of rounds that must be won in each cell. Lengths are new in each round, so a ragged cell
-    may be a mixture of gains and losses.
+    tie: so much slower counts as equal; a box may hold batches in which both are.
+    cell_win_share: the share of rounds that must be won, or equal, in each pair of bins: lengths are new in each round,
+    so even one may be a mixture of gains and losses.
     loss, lost_share: a batch is lost where it takes longer than the default by more than `loss` and three times the
     noise of its cell. Of a box's batches no more than this share may be lost (always three, and two
     of a cell, which may be outliers), and as many more as the default and its twin are so far apart in.
@@ -44,7 +46,8 @@ class Rule:
     cluster_margin: float = 0.01
     min_rounds: int = 12
     win_share: float = 0.8
-    cell_win_share: float = 2 / 3
+    tie: float = 0.005
+    cell_win_share: float = 0.8
     loss: float = 0.02
     lost_share: float = 0.02
 
@@ -53,8 +56,8 @@ class Rule:
 class Verdict:
     """One candidate in one box. r is the log of its step time over the default's, paired by round.
 
-    `mean_r`: mean over the box's cells of the median r, by their rounds. `worst_r`, `worst_cell`: the largest of those
-    medians and its index among the bucket's cells. `win_share`: rounds whose mean r is below 0. None: not measured.
+    `mean_r`: mean over the box's cells of the median r, by their rounds. `worst_r`, `worst_cell`: the largest median of
+    r in a pair of bins, and a cell of it. `win_share`: rounds whose mean r is below 0. None: not measured.
     """
 
     candidate: str

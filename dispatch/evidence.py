@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dispatch.candidate import Candidate
 from dispatch.decision import Rule
 from dispatch.samples import TWIN, BucketSamples, Exclusion, log_of_times
+from dispatch.subcells import Subcells, pairs_of
 
 Floats = NDArray[np.float64]
 NORMAL = 1.4826  # standard deviation over the median absolute value, of a normal distribution around 0
@@ -26,24 +27,37 @@ class Evidence:
     """A bucket's samples, prepared once for the many boxes that a partition tries.
 
     `log_step` is [candidate, cell, round]; row 0 is the default. `longest` is [cell, round], 0 where a round is not the
-    cell's. `source`: of each cell, the number of the one that it is part of (subcells.split). `priority` lists
-    backends, best first.
+    cell's. `source`: of each cell, the number of the one that it is part of; `mean_bin`, `skew_bin`: where it lies
+    (Subcells). `priority` lists backends, best first.
     """
 
     candidates: tuple[str, ...]
     log_step: Floats
     longest: NDArray[np.int64]
     source: NDArray[np.int64]
+    mean_bin: NDArray[np.int64]
+    skew_bin: NDArray[np.int64]
     priority: tuple[str, ...]
     exclusions: tuple[Exclusion, ...] = ()
 
     @classmethod
-    def of(cls, samples: BucketSamples, num_layers: int, priority: Sequence[str]) -> Evidence:
-        """From raw samples."""
-        log_step = log_of_times(samples.step_us(num_layers))
-        numbers: dict[tuple[int, str], int] = {}
-        source = [numbers.setdefault((c.mean_kv, c.profile), len(numbers)) for c in samples.cells]
-        return cls(samples.candidates, log_step, samples.longest, np.array(source), tuple(priority), samples.exclusions)
+    def of(cls, samples: BucketSamples, parts: Subcells, num_layers: int, priority: Sequence[str]) -> Evidence:
+        """From raw samples in these parts of cells."""
+        return cls(
+            samples.candidates,
+            log_of_times(samples.step_us(num_layers)),
+            samples.longest,
+            parts.source,
+            parts.mean_bin,
+            parts.skew_bin,
+            tuple(priority),
+            samples.exclusions,
+        )
+
+    @cached_property
+    def pair(self) -> NDArray[np.int64]:
+        """A number for each pair of bins, [cell]."""
+        return pairs_of(self.mean_bin, self.skew_bin)
 
     @property
     def twin(self) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dispatch.candidate import Candidate
 from dispatch.confirm import cross_fitted_speedup, decide_cells
 from dispatch.decision import Decision, Reason, Rule
 from dispatch.evidence import Evidence
 from dispatch.part import Part
 from dispatch.partition import Search
-from dispatch.samples import EVEN, Box, BucketSamples, Samples
-from dispatch.subcells import split
+from dispatch.plane import Plane
+from dispatch.samples import EVEN, Box, BucketSamples, Samples, log_of_times
+from dispatch.subcells import Subcells
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +53,16 @@ def decide_bucket(
     The stored partition (`incumbent`) stays, each of its boxes under rule 4, unless a new one is faster by more
     than delta on average: boundaries must not flip on noise any more than winners.
     """
-    samples = split(samples)
-    evidence = Evidence.of(samples, num_layers, priority)
-    if not evidence.rounds[0].any():
+    if not np.isfinite(log_of_times(samples.step_us(num_layers))[0]).any():
         return ()
-    search = Search(evidence, samples, rule)
-    parts, held = search.best(), [""] * len(samples.cells)
+    parts_of_cells = Subcells.of(samples)
+    plane = Plane.of(samples, parts_of_cells)
+    evidence = Evidence.of(parts_of_cells.split(samples), parts_of_cells, num_layers, priority)
+    search = Search(evidence, plane, rule)
+    parts, held = search.best(), [""] * len(plane.mean_bin)
     cells_of = {box: search.inside(box) for box in incumbent}
     stored = [(box, cells) for box, cells in cells_of.items() if cells]
-    if stored and sum(len(cells) for _, cells in stored) == len(samples.cells):
+    if stored and sum(len(cells) for _, cells in stored) == len(plane.mean_bin):
         old = [Part(cells, (b.mean_kv_min, b.skew_min), (b.mean_kv_max, b.skew_max)) for b, cells in stored]
         names = [box.candidate for box, _ in stored]
         if not search.faster(parts, old, names):
@@ -72,14 +76,14 @@ def _regime(bucket: int, evidence: Evidence, search: Search, part: Part, incumbe
     speedup = 1.0
     if decision.candidate != evidence.candidates[0]:
         speedup = cross_fitted_speedup(evidence, part.cells, search.rule, incumbent)
-    (mean_min, mean_max), (skew_min, skew_max) = search.bounds(part)
+    (mean_min, mean_max), (skew_min, skew_max) = search.plane.bounds(part)
     limit = Candidate.parse(decision.candidate).max_kv
     if limit is not None:  # nowhere in the box may a request be longer
         skew_max = min(skew_max, max(search.plane.most[i] for i in part.cells))
         mean_max = min(mean_max, EVEN * (limit + 1) // (skew_max + 1))
         if mean_max < mean_min:
             decision = replace(decision, candidate=evidence.candidates[0], reason=Reason.NOT_MEASURED)
-            (mean_min, mean_max), (skew_min, skew_max) = search.bounds(part)
+            (mean_min, mean_max), (skew_min, skew_max) = search.plane.bounds(part)
             speedup = 1.0
     box = Box(bucket, mean_min, mean_max, skew_min, skew_max, decision.candidate)
     return Regime(box, part.cells, decision, speedup)

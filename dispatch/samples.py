@@ -19,7 +19,8 @@ PARTS = ("plan_us", "begin_us", "layer_us")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is measured at once. `mean_kv`: the KV point; `max_kv`: median over rounds of the longest request."""
+    """What is measured at once. `mean_kv`: the KV point, around which its rounds lie; `max_kv`: the longest request at
+    that mean and the median skew of the rounds."""
 
     mean_kv: int
     max_kv: int
@@ -41,8 +42,8 @@ class BucketSamples:
     """Microseconds for one bucket. `times[part, candidate, cell, round]`, float64, NaN where not measured.
 
     The parts are the host's plan(), begin_step, and one layer's forward. `candidates[0]` is the default,
-    `candidates[1]` its twin. `longest[cell, round]`, int64: tokens of the longest request, 0 for a round that is not
-    the cell's.
+    `candidates[1]` its twin. `longest[cell, round]` and `means[cell, round]`, int64: tokens of the longest request and
+    of a request on average, rounded up, as a plan is asked; 0 for a round that is not the cell's.
     """
 
     bucket: int
@@ -50,6 +51,7 @@ class BucketSamples:
     candidates: tuple[str, ...]
     times: NDArray[np.float64]
     longest: NDArray[np.int64]
+    means: NDArray[np.int64]
     exclusions: tuple[Exclusion, ...] = ()
 
     def without(self, refused: Mapping[str, str]) -> BucketSamples:
@@ -69,6 +71,12 @@ def log_of_times(step_us: NDArray[np.float64]) -> NDArray[np.float64]:
     """Natural logarithm; NaN for a time that is not above 0, which is no measurement."""
     log: NDArray[np.float64] = np.log(step_us, out=np.full_like(step_us, np.nan), where=step_us > 0)
     return log
+
+
+def skews_of(samples: BucketSamples) -> NDArray[np.int64]:
+    """`skew_of` of every round, int64 [cell, round]; 0 for a round that is not the cell's."""
+    skews: NDArray[np.int64] = samples.longest * EVEN // np.maximum(samples.means, 1)
+    return skews
 
 
 def skew_of(mean_kv: int, max_kv: int) -> int:

@@ -16,7 +16,7 @@ from dispatch.plainjson import each, field, parse
 from dispatch.samples import Samples
 from dispatch.samplesjson import samples_from_json, samples_to_json
 
-FORMAT = 2  # since 2 with the longest request of each round
+FORMAT = 3  # since 2 with the longest request of each round, since 3 with the mean
 SUFFIX = ".samples.json.gz"
 # Unpacking stops here, lest a damaged or a hostile file take all memory. A layer group of 23 buckets, 13 candidates,
 # 40 cells, 15 rounds and 3 parts, at 8 characters a time, is 4 MiB; few models have more than three groups. Such a text

@@ -56,6 +56,7 @@ def _bucket_to_json(bucket: BucketSamples) -> dict[str, Any]:
         "cells": [[c.mean_kv, c.max_kv, c.profile] for c in bucket.cells],
         "candidates": list(bucket.candidates),
         "longest": bucket.longest.tolist(),
+        "means": bucket.means.tolist(),
         "exclusions": [[e.candidate, e.reason.name, e.detail, e.cell] for e in bucket.exclusions],
         **{name: _times_to_json(times) for name, times in zip(PARTS, bucket.times, strict=True)},
     }
@@ -71,10 +72,13 @@ def _bucket_from_json(value: Any) -> BucketSamples:
         if of_part.shape != shape:
             raise ValueError(f"{part}: {of_part.shape} times for {shape} candidates, cells, and rounds")
     exclusions = field(data, "exclusions", lambda v: each(v, lambda e: _exclusion(e, len(cells))))
-    longest = field(data, "longest", _longest_from_json)
-    if longest.shape != times[0].shape[1:]:
-        raise ValueError(f"longest: {longest.shape} lengths for {times[0].shape[1:]} cells and rounds")
-    return BucketSamples(field(data, "bucket", whole), cells, candidates, np.stack(times), longest, exclusions)
+    longest, means = (field(data, name, _lengths_from_json) for name in ("longest", "means"))
+    for name, lengths in (("longest", longest), ("means", means)):
+        if lengths.shape != times[0].shape[1:]:
+            raise ValueError(f"{name}: {lengths.shape} lengths for {times[0].shape[1:]} cells and rounds")
+    if (longest < means).any() or ((longest > 0) != (means > 0)).any():
+        raise ValueError("means: above the longest, or in other rounds")
+    return BucketSamples(field(data, "bucket", whole), cells, candidates, np.stack(times), longest, means, exclusions)
 
 
 def _check_against(key: dict[str, Any], buckets: Sequence[BucketSamples]) -> None:
@@ -94,6 +98,7 @@ def _rule(value: Any) -> Rule:
         field(data, "cluster_margin", number),
         field(data, "min_rounds", whole),
         field(data, "win_share", number),
+        field(data, "tie", number),
         field(data, "cell_win_share", number),
         field(data, "loss", number),
         field(data, "lost_share", number),
@@ -136,7 +141,7 @@ def _times_from_json(value: Any) -> NDArray[np.float64]:
     return times
 
 
-def _longest_from_json(value: Any) -> NDArray[np.int64]:
+def _lengths_from_json(value: Any) -> NDArray[np.int64]:
     rows = each(value, lambda rounds: each(rounds, _length))
     try:
         longest = np.array(rows, dtype=np.int64)

@@ -9,16 +9,16 @@ import numpy as np
 
 from dispatch.decision import Decision, Reason, Rule, Verdict
 from dispatch.evidence import Evidence, Floats, median_of_rounds
+from dispatch.held import beaten, held_everywhere
 from dispatch.samples import TWIN
 
 LOST_IN_CELL, LOST_IN_BOX = 2, 3  # lost batches that say nothing, for they may be outliers: one sample in 50 or fewer
-FEW_ROUNDS = 3  # a cell with fewer is judged with the others of its box alone
 
 
 def select_stable(evidence: Evidence, cells: Sequence[int], rule: Rule, incumbent: str | None = None) -> Decision:
     """The candidate that is stably fastest over `cells` (indices), or the default with the reason.
 
-    Rules 1 to 5 of the design: enough rounds; faster than the default by delta on average, in no cell slower
+    Rules 1 to 5 of the design: enough rounds; faster than the default by delta on average, in no pair of bins slower
     and in most rounds faster; the fastest wins, near ties by priority; an incumbent stays unless beaten by delta.
     """
     cells = list(cells)
@@ -28,13 +28,13 @@ def select_stable(evidence: Evidence, cells: Sequence[int], rule: Rule, incumben
     eligible = [v for v in verdicts.values() if v.reason is Reason.BEATEN]
     if incumbent == evidence.candidates[0]:  # a stored default yields to a clear gain only: see `over_stored`
         eligible = [v for v in eligible if _mean(v) <= -over_stored(delta, rule)]
-    held = verdicts.get(incumbent or "")
-    if held is not None and still_good(held, evidence, cells):
-        challengers = [v for v in eligible if _beats(evidence, v.candidate, held.candidate, cells, delta)]
+    stored = verdicts.get(incumbent or "")
+    if stored is not None and still_good(stored, evidence, cells, rule):
+        challengers = [v for v in eligible if _beats(evidence, v.candidate, stored.candidate, cells, delta)]
         if not challengers:
             for v in eligible:
                 verdicts[v.candidate] = replace(v, detail="does not beat the stored choice by delta")
-            return _decision(held.candidate, Reason.INCUMBENT, verdicts, evidence, cells, delta)
+            return _decision(stored.candidate, Reason.INCUMBENT, verdicts, evidence, cells, delta)
         eligible = challengers
     if not eligible:
         closest = min(verdicts.values(), key=lambda v: np.inf if v.mean_r is None else v.mean_r, default=None)
@@ -66,30 +66,37 @@ def _judge(evidence: Evidence, name: str, cells: list[int], rule: Rule, delta: f
     r, planned = evidence.r[i, cells], evidence.planned[cells]
     valid = np.isfinite(r)
     rounds = valid.sum(axis=1)
-    if not rounds.all():
+    needed = np.maximum(1, planned * rule.min_rounds // r.shape[1])
+    if not rounds.any():
         return Verdict(name, Reason.NOT_MEASURED)
-    medians, whole = evidence.medians[i, cells], r.shape[1]
-    needed = np.maximum(1, planned * rule.min_rounds // whole)
-    by_round, counted = np.where(valid, r, 0.0).sum(axis=0), valid.sum(axis=0)
-    mean_of_rounds = by_round[counted > 0] / counted[counted > 0]
-    enough = planned >= FEW_ROUNDS if (planned >= FEW_ROUNDS).any() else planned > 0
-    won_in_cells = ((r < 0).sum(axis=1) / rounds)[enough]
-    worst = int(np.where(enough, medians, -np.inf).argmax())
-    mean_r, worst_r = float(np.average(medians, weights=planned)), float(medians[worst])
-    win_share = float((mean_of_rounds < 0).mean())
-    detail = ""
     if (rounds < needed).any():
-        least = int((rounds - needed).argmin())
-        reason, detail = Reason.TOO_FEW_ROUNDS, f"{rounds[least]} of {needed[least]}"
-    elif mean_r > -delta:
+        return _missing(evidence, name, cells, rule)
+    by_round, counted = np.where(valid, r, 0.0).sum(axis=0), valid.sum(axis=0)
+    win_share = float((by_round[counted > 0] < 0).mean())
+    mean_r = float(np.average(evidence.medians[i, cells], weights=planned))
+    (everywhere, pairs), detail = held_everywhere(evidence, i, cells, rule), ""
+    if mean_r > -delta:
         reason = Reason.NOT_FASTER
-    elif worst_r > 0 or win_share < rule.win_share or won_in_cells.min() < rule.cell_win_share:
+    elif not everywhere or win_share < rule.win_share:
         reason = Reason.INCONSISTENT
-    elif lost := _lost(evidence, r, cells, rule):
-        reason, detail = Reason.LOSES_SOME, lost
+    elif detail := _lost(evidence, r, cells, rule):
+        reason = Reason.LOSES_SOME
     else:
         reason = Reason.BEATEN
-    return Verdict(name, reason, mean_r, worst_r, cells[worst], win_share, detail)
+    return Verdict(name, reason, mean_r, pairs.worst_r, pairs.worst_cell, win_share, detail)
+
+
+def _missing(evidence: Evidence, name: str, cells: list[int], rule: Rule) -> Verdict:
+    """Why too few rounds are there: they could not have changed anything, or they failed."""
+    i, planned = evidence.candidates.index(name), evidence.planned[cells]
+    group = np.unique(evidence.pair[cells], return_inverse=True)[1]
+    lost = np.bincount(group, (evidence.r[i, cells] > rule.tie).sum(axis=1)).astype(int)
+    of_group = np.bincount(group, planned).astype(int)
+    for one in np.flatnonzero(beaten(lost, of_group, rule)).tolist():
+        return Verdict(name, Reason.HOPELESS, detail=f"at least {lost[one]} of {of_group[one]}")
+    rounds, needed = evidence.rounds[i, cells], np.maximum(1, planned * rule.min_rounds // evidence.r.shape[2])
+    least = int((rounds - needed).argmin())
+    return Verdict(name, Reason.TOO_FEW_ROUNDS, detail=f"{rounds[least]} of {needed[least]}")
 
 
 def _lost(evidence: Evidence, r: Floats, cells: list[int], rule: Rule) -> str:
@@ -107,14 +114,14 @@ def _lost(evidence: Evidence, r: Floats, cells: list[int], rule: Rule) -> str:
     return ""
 
 
-def still_good(held: Verdict, evidence: Evidence, cells: list[int]) -> bool:
+def still_good(stored: Verdict, evidence: Evidence, cells: list[int], rule: Rule) -> bool:
     """Whether an incumbent was measured and is not slower than the default.
 
     A cell counts as slower only beyond the A/A spread: a tie with the default must not flip a stored choice.
     """
-    if held.mean_r is None or held.worst_r is None or held.reason is Reason.TOO_FEW_ROUNDS:
+    if stored.mean_r is None or stored.worst_r is None:
         return False
-    return held.mean_r <= 0 and held.worst_r <= float(evidence.aa_spread[cells].max())
+    return stored.mean_r <= 0 and stored.worst_r <= max(rule.tie, float(evidence.aa_spread[cells].max()))
 
 
 def _beats(evidence: Evidence, name: str, other: str, cells: list[int], delta: float) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 
-import numpy as np
 import torch
 
 from dispatch.backends import Registry
@@ -19,7 +18,7 @@ from dispatch.bench.rounds import ROUNDS
 from dispatch.bench.sanity import GpuWatch, watch_for
 from dispatch.bench.timer import CpuTimer, Timer
 from dispatch.conclude import conclude
-from dispatch.decision import Reason, Rule
+from dispatch.decision import Reason
 from dispatch.device import DeviceFingerprint
 from dispatch.eligible import Eligible, eligible
 from dispatch.errors import MeasureError, one_line
@@ -103,7 +102,10 @@ def tune(
     if todo:
         try:
             bench = _bench(request, device, registry, able, todo, phases)
-            _measure(bench, able, watch, deadline, progress, measured, unmeasured)
+            named: dict[int, set[str]] = {}
+            for box in incumbent:
+                named.setdefault(box.bucket, set()).add(box.candidate)
+            _measure(bench, able, watch, deadline, progress, named, measured, unmeasured)
             del bench
         finally:
             give_back(torch.device(device.kind))
@@ -159,10 +161,14 @@ def _measure(
     watch: GpuWatch,
     deadline: float,
     progress: Progress,
+    stored: Mapping[int, Collection[str]],
     measured: dict[int, BucketSamples],
     unmeasured: dict[int, str],
 ) -> None:
-    """Measure bucket after bucket, the smallest first: that is where choosing pays most."""
+    """Measure bucket after bucket, the smallest first: that is where choosing pays most.
+
+    `stored`: the candidates of each bucket's stored boxes.
+    """
     counts = _counts(able, bench.planned)
     total, done, throttled = sum(counts.values()), 0, ""
     for bucket in bench.planned:
@@ -181,7 +187,7 @@ def _measure(
                 raise MeasureError(throttled)
 
         try:
-            samples = bench.measure(bucket, able.candidates(bucket), deadline, advance)
+            samples = bench.measure(bucket, able.candidates(bucket), deadline, advance, stored.get(bucket, ()))
         except DefaultFailed as error:
             _log.warning("bucket %d keeps its default, which failed: %s", bucket, error)
             unmeasured[bucket] = f"{FAILED_NOW if error.reason is Reason.FAILED else error.reason.value}: {error}"
@@ -190,7 +196,7 @@ def _measure(
             _log.warning("bucket %d keeps its default: %s", bucket, why)
             unmeasured[bucket] = f"{FAILED_NOW}: {why}"
         else:
-            if monotonic() > deadline and complete_rounds(samples) < Rule().min_rounds:
+            if monotonic() > deadline and bench.complete_rounds < ROUNDS:  # some bins would lack theirs
                 unmeasured[bucket] = TIME_BUDGET_OVER
             else:
                 measured[bucket] = samples
@@ -200,9 +206,3 @@ def _measure(
 def _counts(able: Eligible, planned: Planned) -> dict[int, int]:
     """Samples of each bucket."""
     return {b: len(cells) * ROUNDS * (len(able.candidates(b)) + 1) for b, cells in planned.items()}
-
-
-def complete_rounds(samples: BucketSamples) -> int:
-    """Rounds in which the default was timed in every cell in which it can be timed."""
-    timed = ~np.isnan(samples.times[-1, 0])
-    return int(timed[timed.any(axis=1)].all(axis=0).sum()) if timed.any() else 0

@@ -98,7 +98,8 @@ def make_samples(
         times[PARTS.index("layer_us")] = layer[:, :, None] * np.exp(rng.normal(0, noise, times.shape[1:]))
         order = (names[0], TWIN, *names[1:])
         longest = np.array([[cell.max_kv] * rounds for cell in cells])
-        measured.append(BucketSamples(bucket, tuple(cells), order, times.round(3), longest))
+        means = np.array([[cell.mean_kv] * rounds for cell in cells])
+        measured.append(BucketSamples(bucket, tuple(cells), order, times.round(3), longest, means))
     fields = {"key": key, "num_layers": 4, "default": default, "priority": tuple(backends), "rule": Rule()}
     return Samples(**{**fields, "buckets": tuple(measured), **changes})
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from dispatch.evidence import Evidence
 from dispatch.samples import TWIN, BucketSamples, Cell, Exclusion
+from dispatch.subcells import Subcells
 
 ROUNDS = 15
 DEFAULT = "fa3"
@@ -37,10 +38,17 @@ def bucket_of(
         cells = [Cell(1000 * (i + 1), 1000 * (i + 1), "equal") for i in range(num_cells)]
     zero = np.zeros_like(layer)
     longest = np.array([[cell.max_kv] * layer.shape[2] for cell in cells])
+    means = np.array([[cell.mean_kv] * layer.shape[2] for cell in cells])
     times = np.stack([zero, zero, layer])
-    return BucketSamples(bucket, tuple(cells), tuple(full), times, longest, tuple(exclusions))
+    return BucketSamples(bucket, tuple(cells), tuple(full), times, longest, means, tuple(exclusions))
 
 
 def evidence_of(times: Mapping[str, object], exclusions: Sequence[Exclusion] = ()) -> Evidence:
     """The same, prepared for the rule."""
-    return Evidence.of(bucket_of(times, exclusions=exclusions), 1, PRIORITY)
+    return prepared(bucket_of(times, exclusions=exclusions))
+
+
+def prepared(samples: BucketSamples, num_layers: int = 1, priority: Sequence[str] = PRIORITY) -> Evidence:
+    """A bucket's samples as the rule sees them."""
+    parts = Subcells.of(samples)
+    return Evidence.of(parts.split(samples), parts, num_layers, priority)

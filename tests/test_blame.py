@@ -117,6 +117,13 @@ def test_memory_and_exceptions_may_go_better_another_time():
     assert not follow(READY, begin("build"), ["poisoned", "the device does not work any more"])[1].by_chance
 
 
+def test_a_candidate_is_told_of_as_built_when_something_comes_after_its_build_and_not_when_that_raised():
+    built = []
+    child = Scripted(READY, begin("build", "a"), END, begin("build", "b"), END, begin("capture", "b"), END, ["done"])
+    Watch(QUICK, float("inf"), 1.0, lambda what: None, Phases(), built.append).follow(child, lambda blamed: None)
+    assert built == ["b"]
+
+
 def test_the_time_is_told_by_stage():
     phases = Phases()
     child = Scripted(READY, begin("import"), END, begin("build"), END, ["done"])

@@ -12,6 +12,7 @@ import torch
 from dispatch.backends.fa3 import Fa3
 from dispatch.backends.fa3_balance import BalancedSchedule
 from dispatch.backends.fa3_layout import UnknownLayout, block_tokens, own_parts, rounded
+from smoke.facts.balance import told_us
 from tests.eligibility import H200, layer
 
 UNITS = 132
@@ -167,3 +168,11 @@ def test_it_is_offered_where_a_wave_more_or_less_matters(monkeypatch):
     assert not offered(8, max_kv=128)  # a block: nothing to split
     monkeypatch.setattr("dispatch.backends.base.find_spec", lambda name: None if name == "triton" else object())
     assert not offered(8)
+
+
+def test_the_time_that_is_told_is_that_of_the_sm_that_is_done_last_and_of_adding_up_parts():
+    # One row of a block: its tile costs 3 half blocks, and a launch 6.5; one part, which nothing is added to.
+    assert told_us(np.array([128]), 1, 16) == pytest.approx(0.975 * (6.5 + 3 + 0.08))
+    # 512 blocks, 8 heads: parts of ceil(1.1 * 8 * 512 / 132) = 35 blocks, 15 of them: 120 tiles, all at once
+    told = 6.5 + (2 * 35 + 1) + 1.9 * 120 / 132 + 0.08 * 15
+    assert told_us(np.array([65536]), 8, 16) == pytest.approx(0.975 * told)

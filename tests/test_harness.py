@@ -10,7 +10,7 @@ import pytest
 
 import dispatch.bench.rounds
 from dispatch.bench.harness import Bench, DefaultFailed
-from dispatch.bench.profiles import LogNormal, plan_cells
+from dispatch.bench.profiles import LogNormal, PlannedCell, plan_cells
 from dispatch.bench.proving import GATE_COPIES
 from dispatch.bench.rounds import ROUNDS, chain_layers
 from dispatch.decision import Reason
@@ -24,9 +24,14 @@ MAX_KV = 64
 PLENTY = 1 << 30
 
 
+def steady(name, lengths, sample):
+    """Times of which none can be left out: the default's are the longest."""
+    return 10.0 if name == "a" else 9.0
+
+
 def bench_of(*backends, timer=None, grid=(16, 32), bucket=4, free_bytes=PLENTY, **layer):
     spec = spec_of(**layer)
-    timer = timer or ScriptedTimer(lambda name, lengths, sample: 10.0)
+    timer = timer or ScriptedTimer(steady)
     cells = plan_cells(bucket, grid, [LogNormal(0.0), LogNormal(0.5)], MAX_KV, 10_000, ROUNDS)
     return Bench(spec, {bucket: cells}, {"fake": 0}, MAX_KV, registry_of(*backends), timer, device(), free_bytes)
 
@@ -36,7 +41,7 @@ def measure(bench, *names, deadline=None, bucket=4):
 
 
 def test_every_candidate_is_timed_once_in_every_cell_of_every_round():
-    timer = ScriptedTimer(lambda name, lengths, sample: 10.0)
+    timer = ScriptedTimer(steady)
     samples = measure(bench_of(backend("a"), backend("b"), timer=timer), "a", "b")
     assert samples.candidates == ("a", TWIN, "b")
     assert np.isfinite(samples.times).all()
@@ -45,7 +50,7 @@ def test_every_candidate_is_timed_once_in_every_cell_of_every_round():
 
 
 def test_all_candidates_of_a_round_see_the_same_lengths_and_each_round_of_a_ragged_cell_new_ones():
-    timer = ScriptedTimer(lambda name, lengths, sample: 10.0)
+    timer = ScriptedTimer(steady)
     measure(bench_of(backend("a"), backend("b"), timer=timer, grid=(32,)), "a", "b")
     steps = [timer.order[i : i + 3] for i in range(0, len(timer.order), 3)]
     assert all(len({lengths for _, lengths in step}) == 1 for step in steps)
@@ -55,16 +60,20 @@ def test_all_candidates_of_a_round_see_the_same_lengths_and_each_round_of_a_ragg
 
 def test_a_sample_far_above_the_least_of_its_cell_is_taken_once_more_and_the_faster_one_counts():
     # the recording's eighth step is an outlier: in a cell at a time, its eighth round
-    timer = ScriptedTimer(lambda name, lengths, sample: 30.0 if (name, sample) == ("b", 7) else 10.0)
+    timer = ScriptedTimer(
+        lambda name, lengths, sample: 30.0 if (name, sample) == ("b", 7) else steady(name, lengths, sample)
+    )
     bench = bench_of(backend("a"), backend("b"), timer=timer, grid=(32,))
     bench.planned = {4: bench.planned[4][:1]}
     samples = measure(bench, "a", "b")
-    assert np.array_equal(samples.times[2], np.full((3, 1, ROUNDS), 10.0))
+    assert np.array_equal(samples.times[2], np.full((3, 1, ROUNDS), [[[10.0]], [[10.0]], [[9.0]]]))
     assert sum(name == "b" for name, _ in timer.order) == ROUNDS + 1
 
 
 def test_a_sample_that_cannot_be_true_is_no_measure_for_the_others():
-    timer = ScriptedTimer(lambda name, lengths, sample: 1e-9 if (name, sample) == ("b", 3) else 10.0)
+    timer = ScriptedTimer(
+        lambda name, lengths, sample: 1e-9 if (name, sample) == ("b", 3) else steady(name, lengths, sample)
+    )
     timer.peak_bytes_per_s = 1e12
     bench = bench_of(backend("a"), backend("b"), timer=timer, grid=(32,))
     bench.planned = {4: bench.planned[4][:1]}
@@ -74,14 +83,14 @@ def test_a_sample_that_cannot_be_true_is_no_measure_for_the_others():
 
 
 def test_what_takes_long_each_time_keeps_its_time():
-    slow = lambda name, lengths, sample: 10.0 + max(lengths)  # noqa: E731
+    slow = lambda name, lengths, sample: steady(name, lengths, sample) + max(lengths)  # noqa: E731
     samples = measure(bench_of(backend("a"), backend("b"), timer=ScriptedTimer(slow), grid=(32,)), "a", "b")
     for cell, longest in enumerate(samples.longest):
-        assert np.array_equal(samples.times[2, 2, cell], 10.0 + longest)
+        assert np.array_equal(samples.times[2, 2, cell], 9.0 + longest)
 
 
 def test_the_order_of_candidates_is_shuffled_between_rounds():
-    timer = ScriptedTimer(lambda name, lengths, sample: 10.0)
+    timer = ScriptedTimer(steady)
     measure(bench_of(backend("a"), backend("b"), backend("c"), timer=timer, grid=(32,)), "a", "b", "c")
     orders = {tuple(name for name, _ in timer.order[i : i + 4]) for i in range(0, len(timer.order), 4)}
     assert len(orders) > 3
@@ -98,11 +107,11 @@ def test_plan_and_begin_step_come_before_every_step_because_lengths_have_changed
 
 
 def test_a_candidate_is_not_timed_any_more_in_a_cell_that_it_lost_by_over_ten_percent_in_each_of_the_first_rounds():
-    timer = ScriptedTimer(lambda name, lengths, sample: {"a": 10.0, "b": 11.2, "c": 10.9}[name])
-    samples = measure(bench_of(backend("a"), backend("b"), backend("c"), timer=timer), "a", "b", "c")
-    valid = np.isfinite(samples.times[2]).sum(axis=-1)
-    assert valid[samples.candidates.index("b")].tolist() == [5] * len(samples.cells)
-    assert valid[samples.candidates.index("c")].tolist() == [ROUNDS] * len(samples.cells)
+    timer = ScriptedTimer(lambda name, lengths, sample: {"a": 10.0, "b": 11.2, "c": 10.9, "d": 9.0}[name])
+    samples = measure(bench_of(*(backend(name) for name in "abcd"), timer=timer), *"abcd")
+    valid = dict(zip(samples.candidates, np.isfinite(samples.times[2]).sum(axis=-1), strict=True))
+    assert valid["b"].tolist() == [5] * len(samples.cells)
+    assert valid["d"].tolist() == [ROUNDS] * len(samples.cells)
     assert {(e.candidate, e.reason) for e in samples.exclusions} == {("b", Reason.DROPPED)}
     assert [e.cell for e in samples.exclusions] == list(range(len(samples.cells)))
     assert samples.exclusions[0].detail == "1.12 times the default's time"
@@ -116,8 +125,41 @@ def test_a_candidate_that_takes_more_than_one_and_a_half_the_time_is_dropped_aft
     assert valid[3].tolist() == [5] * len(samples.cells)
 
 
+def equal_cells(*means):
+    """Cells of 4 requests of the same length in all rounds, so that every round of one lies in the same bins."""
+    return tuple(PlannedCell.of(np.full((ROUNDS, 4), mean), mean, "equal") for mean in means)
+
+
+def test_a_candidate_that_cannot_win_a_cell_any_more_is_not_timed_there_nor_the_default_once_nobody_is():
+    # b loses 1% everywhere: of 15 rounds 4 are too many, of 8 and of 7 it is 2, so 5 are enough. c wins at 32 and 64.
+    def layer_us(name, lengths, sample):
+        return {"b": 10.1, "c": 9.0 if sum(lengths) > 100 else 10.1}.get(name, 10.0)
+
+    bench = bench_of(backend("a"), backend("b"), backend("c"), timer=ScriptedTimer(layer_us))
+    bench.planned = {4: equal_cells(16, 32, 64)}
+    samples = measure(bench, "a", "b", "c")
+    valid = dict(zip(samples.candidates, np.isfinite(samples.times[2]).sum(axis=-1).tolist(), strict=True))
+    assert valid == {"a": [5, 15, 15], TWIN: [5, 15, 15], "b": [5, 5, 5], "c": [5, 15, 15]}
+
+
+def test_a_candidate_that_is_as_fast_as_the_default_is_timed_to_the_end_since_a_box_may_hold_a_tie():
+    bench = bench_of(backend("a"), backend("b"), timer=ScriptedTimer(lambda name, lengths, sample: 10.0))
+    bench.planned = {4: equal_cells(16)}
+    assert np.isfinite(measure(bench, "a", "b").times).all()
+
+
+def test_a_stored_choice_is_timed_to_the_end_whatever_it_loses():
+    timer = ScriptedTimer(lambda name, lengths, sample: 10.0 if name == "a" else 10.1)
+    bench = bench_of(backend("a"), backend("b"), backend("c"), timer=timer)
+    bench.planned = {4: equal_cells(32)}
+    samples = bench.measure(4, ("a", "b", "c"), monotonic() + 60, lambda done: None, stored={"b"})
+    assert np.isfinite(samples.times[2, :, 0]).sum(axis=-1).tolist() == [15, 15, 15, 5]
+
+
 def test_a_candidate_goes_on_in_the_cells_that_it_did_not_lose():
-    timer = ScriptedTimer(lambda name, lengths, sample: 10.0 if name == "a" or sum(lengths) < 100 else 20.0)
+    timer = ScriptedTimer(
+        lambda name, lengths, sample: steady(name, lengths, 0) if sum(lengths) < 100 or name == "a" else 20.0
+    )
     samples = measure(bench_of(backend("a"), backend("b"), timer=timer), "a", "b")
     short = [cell.mean_kv == 16 for cell in samples.cells]
     assert 0 < sum(short) < len(short)
@@ -156,13 +198,50 @@ def test_a_candidate_that_fails_in_one_cell_loses_that_cell_alone():
     def layer_us(name, lengths, sample):
         if name == "b" and set(lengths) == {32}:
             raise MemoryError("no room")
-        return 10.0
+        return steady(name, lengths, sample)
 
     samples = measure(bench_of(backend("a"), backend("b"), timer=ScriptedTimer(layer_us)), "a", "b")
     failed = {e.cell for e in samples.exclusions}
     assert failed == {i for i, c in enumerate(samples.cells) if (c.mean_kv, c.profile) == (32, "equal")}
     assert len(samples.exclusions) == 1
     assert np.isfinite(np.delete(samples.times[2, 2], list(failed), axis=0)).all()
+
+
+def test_all_samples_of_a_cell_are_begun_before_the_first_is_read_and_read_before_the_next_lengths():
+    timer = ScriptedTimer(steady)
+    measure(bench_of(backend("a"), backend("b"), timer=timer), "a", "b")
+    steps = [timer.events[i : i + 6] for i in range(0, len(timer.events), 6)]
+    assert steps
+    for step in steps:
+        assert [what for what, _ in step] == ["start"] * 3 + ["read"] * 3
+        assert [name for _, name in step[:3]] == [name for _, name in step[3:]]
+
+
+def test_a_candidate_that_fails_when_it_is_read_loses_that_cell_alone_and_costs_the_others_nothing():
+    def layer_us(name, lengths, sample):
+        def read():
+            raise MemoryError("no room")
+
+        return read if name == "b" and set(lengths) == {32} else steady(name, lengths, sample)
+
+    samples = measure(bench_of(backend("a"), backend("b"), timer=ScriptedTimer(layer_us)), "a", "b")
+    ((failed, detail),) = [(e.cell, e.detail) for e in samples.exclusions]
+    assert (samples.cells[failed].mean_kv, samples.cells[failed].profile) == (32, "equal")
+    assert detail == "MemoryError: no room"
+    assert np.isfinite(np.delete(samples.times[2, 2], failed, axis=0)).all()
+    assert np.isfinite(samples.times[2, :2, failed, 0]).all()
+
+
+def test_a_sample_is_taken_once_more_on_the_same_lengths_when_the_others_have_been_read():
+    timer = ScriptedTimer(
+        lambda name, lengths, sample: 30.0 if (name, sample) == ("b", 3) else steady(name, lengths, 0)
+    )
+    bench = bench_of(backend("a"), backend("b"), timer=timer, grid=(32,))
+    bench.planned = {4: bench.planned[4][1:2]}  # a ragged one: new lengths in each round
+    measure(bench, "a", "b")
+    fourth = timer.events[3 * 6 : 3 * 6 + 8]
+    assert [what for what, _ in fourth] == ["start"] * 3 + ["read"] * 3 + ["start", "read"]
+    assert {lengths for _, lengths in timer.order[3 * 3 : 3 * 3 + 4]} == {timer.order[3 * 3][1]}
 
 
 def test_a_default_with_wrong_numbers_is_told_and_nothing_is_measured_against_it():
@@ -181,7 +260,9 @@ def test_a_narrow_tactic_does_not_shorten_what_the_others_are_checked_with():
 
 @pytest.mark.parametrize("time", [float("nan"), float("inf"), 1e13])
 def test_a_time_that_cannot_be_costs_that_sample_alone(time):
-    timer = ScriptedTimer(lambda name, lengths, sample: time if name == "b" and sample < 3 else 10.0)
+    timer = ScriptedTimer(
+        lambda name, lengths, sample: time if name == "b" and sample < 3 else steady(name, lengths, 0)
+    )
     samples = measure(bench_of(backend("a"), backend("b"), timer=timer, grid=(16,)), "a", "b")
     assert len(samples.cells) == 3  # so that the first round is the first three samples
     assert np.isnan(samples.times[:, 2, :, 0]).all()
@@ -189,16 +270,16 @@ def test_a_time_that_cannot_be_costs_that_sample_alone(time):
 
 
 def test_a_part_just_below_zero_is_zero():
-    timer = ScriptedTimer(lambda name, lengths, sample: 10.0, plan_us=lambda name: -0.2)
+    timer = ScriptedTimer(steady, plan_us=lambda name: -0.2)
     assert (measure(bench_of(backend("a"), backend("b"), timer=timer), "a", "b").times[0] == 0).all()
 
 
 def test_plan_counts_as_nothing_where_the_engine_hides_it():
-    timer = ScriptedTimer(lambda name, lengths, sample: 10.0, plan_us=lambda name: 50.0)
+    timer = ScriptedTimer(steady, plan_us=lambda name: 50.0)
     bench = bench_of(backend("a"), backend("b"), timer=timer)
     bench.traits = EngineTraits(plan_hidden=True)
     plan, _, layer = measure(bench, "a", "b").times
-    assert (plan == 0).all() and (layer == 10).all()
+    assert (plan == 0).all() and (layer[:2] == 10).all() and (layer[2:] == 9).all()
 
 
 def test_every_candidate_is_recorded_with_the_longest_row_whoever_failed_before_it():
@@ -237,12 +318,12 @@ def test_a_tactic_for_short_requests_is_not_timed_beyond_them():
     samples = measure(bench_of(wide, grid=(16, 32)), "a", "a[max_kv=20]")
     assert wide.built[-1].max_kv == 20
     assert samples.exclusions == ()  # the gate did not ask it for longer ones either
-    timed = np.isfinite(samples.times[2, 2]).all(axis=-1)
+    timed = np.isfinite(samples.times[2, 2]).any(axis=-1)
     assert timed.tolist() == [c.profile == "equal" and c.mean_kv == 16 for c in samples.cells]
 
 
 def test_each_layer_of_the_chain_has_pages_of_its_own():
-    timer = ScriptedTimer(lambda name, lengths, sample: 10.0, chain_layers=3)
+    timer = ScriptedTimer(steady, chain_layers=3)
     bench = bench_of(backend("a"), timer=timer)
     assert len({cache[0].data_ptr() for cache in bench.pool.kv_caches}) == 3
 
@@ -257,15 +338,15 @@ def test_pages_come_in_a_new_order_in_every_round(monkeypatch):
 
 @pytest.mark.parametrize(
     ("window", "layers"),
-    [(None, {16: 3, 32: 1}), (8, {16: 3, 32: 3})],  # 4 rows of a window of 8 tokens read no more than 32 tokens
+    [(None, {16: 3, 32: 2, 64: 1}), (8, {16: 3, 32: 3, 64: 3})],  # 4 rows of a window of 8 tokens read 32 tokens
 )
 def test_long_layers_are_timed_a_few_at_a_time_by_what_they_read(monkeypatch, window, layers):
     token_bytes = spec_of().kv_bytes_per_token
     monkeypatch.setattr(
-        dispatch.bench.rounds, "LONG_LAYER_BYTES", 100 * token_bytes
-    )  # between 4 x 16 and 4 x 32 tokens
-    timer = ScriptedTimer(lambda name, lengths, sample: 10.0, chain_layers=3)
-    timer.chain_layers = (3, 1)
+        dispatch.bench.rounds, "LONG_LAYER_BYTES", (100 * token_bytes, 200 * token_bytes)
+    )  # between 4 x 16, 4 x 32 and 4 x 64 tokens
+    timer = ScriptedTimer(steady, chain_layers=3)
+    timer.chain_layers = (3, 2, 1)
     seen = {}
     bench = bench_of(backend("a"), timer=timer, sliding_window=window)
     for planned in bench.planned[4]:
@@ -274,7 +355,7 @@ def test_long_layers_are_timed_a_few_at_a_time_by_what_they_read(monkeypatch, wi
 
 
 def test_the_chain_is_shortened_to_what_fits_into_memory():
-    timer = ScriptedTimer(lambda name, lengths, sample: 10.0, chain_layers=3)
+    timer = ScriptedTimer(steady, chain_layers=3)
     spec = spec_of()
     pages = bench_of(backend("a"), timer=timer).pool.num_pages + 1
     one = pages * spec.page_size * spec.kv_bytes_per_token
@@ -286,7 +367,7 @@ def test_the_chain_is_shortened_to_what_fits_into_memory():
 
 def test_backends_of_one_family_share_a_scratch_sized_for_the_largest_and_families_do_not():
     spec = spec_of()
-    timer = ScriptedTimer(lambda name, lengths, sample: 10.0)
+    timer = ScriptedTimer(steady)
     cells = plan_cells(4, (16,), [LogNormal(0.0)], MAX_KV, 10_000, ROUNDS)
     a, b, c = backend("a", family="one"), backend("b", family="one"), backend("c", family="two")
     sizes = {"one": 64, "two": 32}

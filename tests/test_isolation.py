@@ -365,3 +365,10 @@ def test_where_rows_do_not_fit_after_all_shorter_ones_are_tried_and_nobody_is_bl
     assert len(children) > 1
     assert (list(quarantine), plan.refused) == ([], {})
     assert measured(samples)[1] == {"steady", "other"}
+
+
+def test_while_a_child_tries_a_backend_its_library_is_imported_here(monkeypatch):
+    monkeypatch.setattr(TorchSdpa, "library", "colorsys")  # of the standard library, and nobody's here
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    tuned(other=TorchSdpa)
+    assert "colorsys" in sys.modules

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dispatch._core import BackendPlan
+from dispatch.bench.profiles import default_profiles, means_of, plan_cells
 from dispatch.decision import Reason, Rule
 from dispatch.regimes import decide_bucket
 from dispatch.samples import Box, Cell, Exclusion
@@ -46,34 +47,19 @@ def test_the_default_everywhere_is_one_box_for_the_default():
     assert (regime.box.candidate, regime.decision.reason) == (DEFAULT, Reason.NOT_FASTER)
 
 
-# log(100 / 80) = 0.2231 against log(126 / 100) = 0.2311: 49.1% of the way, 512 * 4^0.491 = 1011.6, or from the
-# other end 2048 / 4^0.491 = 1036.6. Or 0.0513 against 0.3365: 13.2% of the way, 615.1 or 1704.7.
-@pytest.mark.parametrize(("gains", "loses", "up_to", "down_to"), [(80, 126, 1011, 1037), (95, 140, 615, 1705)])
-def test_a_winner_and_the_default_meet_where_they_would_be_equally_fast(gains, loses, up_to, down_to):
-    short, long = decide({XQA: lambda c: gains if c.mean_kv <= 512 else loses})
+def test_a_box_ends_with_the_bins_that_were_measured():
+    # bins of means end at 512, and begin at 1449, behind sqrt(2) * 1024: nothing was measured between
+    short, long = decide({XQA: lambda c: 80 if c.mean_kv <= 512 else 126})
     assert (short.box.candidate, long.box.candidate) == (XQA, DEFAULT)
-    assert (short.box.mean_kv_max, long.box.mean_kv_min) == (up_to, up_to + 1)
-    short, long = decide({XQA: lambda c: gains if c.mean_kv > 512 else loses})
-    assert (short.box.candidate, long.box.candidate) == (DEFAULT, XQA)
-    assert long.box.mean_kv_min == short.box.mean_kv_max + 1 == down_to
+    assert (short.box.mean_kv_max, long.box.mean_kv_min) == (512, 1449)
 
 
-def test_where_the_skews_of_both_sides_differ_in_gain_the_least_gain_and_the_largest_loss_decide():
-    def time(c):
-        if c.mean_kv <= 512:
-            return 60 if c.profile == "equal" else 95
-        return 102 if c.profile == "equal" else 140
-
-    short, long = decide({XQA: time})
-    assert (short.box.candidate, short.box.mean_kv_max) == (XQA, 615)  # 95 against 140, as above
-    assert long.box.candidate == DEFAULT
-
-
-def test_two_winners_meet_in_the_middle():
+def test_two_winners_have_a_box_each():
     short, long = decide(
         {XQA: lambda c: 70 if c.mean_kv <= 512 else 95, CUDNN: lambda c: 70 if c.mean_kv > 512 else 95}
     )
-    assert (short.box.candidate, short.box.mean_kv_max, long.box.candidate) == (XQA, 1024, CUDNN)
+    assert (short.box.candidate, short.box.mean_kv_max) == (XQA, 512)
+    assert (long.box.candidate, long.box.mean_kv_min) == (CUDNN, 1449)
 
 
 def test_a_winner_on_equal_lengths_alone_is_not_chosen_for_ragged_ones():
@@ -159,8 +145,8 @@ def stored(*rows):
     return [Box(8, *bounds, name) for *bounds, name in rows]
 
 
-LOW = (128, 1024, 1000, 1000 * RAGGED)
-HIGH = (1025, 8192, 1000, 1000 * RAGGED)
+LOW = (128, 512, 1000, 1000 * RAGGED)
+HIGH = (1449, 8192, 1000, 1000 * RAGGED)
 
 
 def test_stored_boundaries_stay_when_moving_them_gains_less_than_delta():
@@ -172,9 +158,9 @@ def test_stored_boundaries_stay_when_moving_them_gains_less_than_delta():
 
 def test_stored_boundaries_go_when_new_ones_gain_delta():
     before = stored((*LOW, XQA), (*HIGH, DEFAULT))
-    # the crossing has moved from 1024 to 4096: a quarter of the cells would gain 22%, 5.6% on average
+    # the winner's region has grown: a quarter of the cells would gain 22%, 5.6% on average
     low, high = decide({XQA: lambda c: 80 if c.mean_kv <= 2048 else 125}, before)
-    assert (low.box.mean_kv_max, low.box.candidate, high.box.candidate) == (4096, XQA, DEFAULT)  # sqrt(2048 * 8192)
+    assert (low.box.mean_kv_max, low.box.candidate, high.box.candidate) == (2048, XQA, DEFAULT)
 
 
 def test_a_stored_winner_that_is_now_slower_than_the_default_goes_even_where_its_box_stays():
@@ -228,34 +214,23 @@ def test_a_challenger_that_its_halves_do_not_confirm_leaves_a_stored_choice_that
     assert (regime.box.candidate, regime.decision.reason) == (XQA, Reason.INCUMBENT)
 
 
-def test_the_partition_prefers_a_smaller_region_that_is_confirmed_to_a_larger_one_that_is_not():
-    # All three cells gain in the median of all rounds. But in the odd rounds the second is slower in the median, and in
-    # the even rounds the third: neither half chooses all three.
-    second, third = [95.0] * ROUNDS, [95.0] * ROUNDS
-    second[1:9:2], third[0:10:2] = [101.0] * 4, [101.0] * 5
-    grid = [Cell(m, m, "equal") for m in (512, 2048, 8192)]
-    times = {DEFAULT: [100.0] * 3, XQA: [[80.0] * ROUNDS, second, third]}
-    regimes = decide_bucket(bucket_of(times, grid), 1, PRIORITY, RULE)
-    assert served(regimes, grid[0]) == [XQA]
-    assert served(regimes, grid[2]) == [DEFAULT]
-
-
 # --- rounds as batches: what a plan is asked by is each round's own longest request
 
 
 def ragged(longest, lost, base=70.0):
-    """One mean, 15 rounds with these longest requests; xqa takes `base`, and 200 in the rounds of `lost`."""
+    """One mean, 2 x 15 rounds with these longest requests; xqa takes `base`, and 200 in the rounds of `lost`."""
     xqa = [200.0 if i in lost else base for i in range(ROUNDS)]
-    samples = bucket_of({DEFAULT: [100.0], XQA: [xqa]}, [Cell(1000, 2000, "ragged")])
-    return replace(samples, longest=np.array([longest]))
+    grid = [Cell(1000, 2000, "ragged"), Cell(1000, 2000, "as ragged")]
+    samples = bucket_of({DEFAULT: [100.0] * 2, XQA: [xqa] * 2}, grid)
+    return replace(samples, longest=np.array([longest] * 2))
 
 
-def test_batches_with_a_longer_request_are_decided_apart_and_the_cut_is_between_both():
+def test_batches_with_a_longer_request_are_decided_apart():
     longest = [1500] * 10 + [6000] * 5
     regimes = decide_bucket(ragged(longest, range(10, 15)), 1, PRIORITY, RULE)
     short, long = sorted(regimes, key=lambda r: r.box.skew_min)
     assert (short.box.candidate, long.box.candidate) == (XQA, DEFAULT)
-    assert (short.box.skew_max, long.box.skew_min) == (3000, 3001)  # sqrt(1500 * 6000), for the mean is 1000
+    assert (short.box.skew_max, long.box.skew_min) == (1561, 5960)  # bins of 1.25^2 = 1.5625 and 1.25^8 = 5.9605
     assert (short.box.skew_min, long.box.skew_max) == (1500, 6000)
 
 
@@ -264,13 +239,14 @@ def test_without_a_difference_between_them_they_stay_one_box_with_all_that_was_m
     assert regime.box == Box(8, 1000, 1000, 1500, 6000, XQA)
 
 
-def test_at_batch_one_no_length_between_two_points_is_left_out():
-    grid = [Cell(m, m, "equal") for m in (512, 2048, 8192)]
-    times = {DEFAULT: [100.0] * 3, XQA: [126.0, 80.0, 80.0]}
-    regimes = decide_bucket(bucket_of(times, grid, bucket=1), 1, PRIORITY, RULE)
-    for kv in range(512, 8193, 16):
-        chosen = [r.box.candidate for r in regimes if r.box.holds(kv, kv)]
-        assert chosen == [DEFAULT if kv < 1037 else XQA]  # where both are equally fast, as above
+def test_between_two_points_every_length_is_served_and_a_jump_at_a_power_of_two_is_a_border():
+    planned = plan_cells(1, (1024, 4096, 16384), default_profiles(), 16384, 16384, ROUNDS)
+    means = np.array([means_of(cell.lengths) for cell in planned])
+    times = {DEFAULT: np.full(means.shape, 100.0), XQA: np.where(means <= 4096, 80.0, 120.0)}
+    samples = bucket_of(times, [cell.cell for cell in planned], bucket=1)
+    regimes = decide_bucket(replace(samples, means=means, longest=means), 1, PRIORITY, RULE)
+    for kv in range(1024, 16385, 16):
+        assert [r.box.candidate for r in regimes if r.box.holds(kv, kv)] == [XQA if kv <= 4096 else DEFAULT]
 
 
 FA2 = "flashinfer_fa2_tc"
@@ -281,15 +257,15 @@ STRIPS = (
     Cell(128, 512, "ragged"),
     Cell(2048, 8192, "ragged"),
 )
+TWICE = (*STRIPS, *(replace(cell, profile=f"as {cell.profile}") for cell in STRIPS))  # a box needs 20 rounds
 
 
 @pytest.mark.parametrize(
     ("xqa", "fa2"),
     [([60, 75, 130, 300, 300], [130, 60, 130, 80, 300]), ([60, 60, 130, 130, 130], [130, 130, 130, 90, 250])],
 )
-def test_a_border_of_one_strip_of_skews_never_takes_the_cells_of_another(xqa, fa2):
-    # the ragged strip has no cell at 512: its own crossing lies below that, between 128 and 2048
-    samples = bucket_of({DEFAULT: [100.0] * 5, XQA: xqa, FA2: fa2}, STRIPS)
+def test_boxes_of_one_strip_of_skews_never_take_the_cells_of_another(xqa, fa2):
+    samples = bucket_of({DEFAULT: [100.0] * 10, XQA: xqa * 2, FA2: fa2 * 2}, TWICE)
     regimes = decide_bucket(samples, 1, PRIORITY, RULE)
     table = BackendPlan([8], [DEFAULT, XQA, FA2])
     for box in (r.box for r in regimes):

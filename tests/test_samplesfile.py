@@ -141,7 +141,7 @@ times_us = st.floats(0, LONGEST_US) | st.just(math.nan) | st.sampled_from([0.0, 
 @settings(deadline=None, max_examples=50)
 @given(arrays(np.float64, (3, 3, 1, 4), elements=times_us))
 def test_any_times_survive_to_the_last_bit(times: Any) -> None:
-    bucket = replace(TINY.buckets[0], times=times, longest=np.full((1, 4), 128))
+    bucket = replace(TINY.buckets[0], times=times, longest=np.full((1, 4), 128), means=np.full((1, 4), 128))
     (again,) = samples_from_json(json.loads(json.dumps(samples_to_json(replace(TINY, buckets=(bucket,)))))).buckets
     assert np.array_equal(again.times, times, equal_nan=True)
     assert np.array_equal(np.signbit(again.times)[times == 0], np.signbit(times)[times == 0])

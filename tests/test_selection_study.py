@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from dispatch.decision import Rule
-from dispatch.evidence import Evidence
 from dispatch.regimes import decide_bucket
 from dispatch.samples import TWIN, BucketSamples, Cell
 from dispatch.selector import select_stable
+from tests.tables import prepared
 
 MEASURED = Path(__file__).parents[2] / "shared" / "data" / "h200_chain_uniform_ragged.json"
 NAMES = ("fa3", "fa2tc", "xqa", "cudnn", "fa2cc")  # the default first, in priority order
@@ -77,11 +77,12 @@ def noisy(times, rng):
     )
     zero = np.zeros_like(layer)
     longest = np.array([[cell.max_kv] * ROUNDS for cell in cells])
-    return BucketSamples(1, cells, (NAMES[0], TWIN, *NAMES[1:]), np.stack([zero, zero, layer]), longest)
+    means = np.array([[cell.mean_kv] * ROUNDS for cell in cells])
+    return BucketSamples(1, cells, (NAMES[0], TWIN, *NAMES[1:]), np.stack([zero, zero, layer]), longest, means)
 
 
 def evidence_of(samples):
-    return Evidence.of(samples, 1, NAMES)
+    return prepared(samples, 1, NAMES)
 
 
 def regimes(samples):

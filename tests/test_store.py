@@ -169,7 +169,7 @@ BAD_SAMPLES = [
     (empty, "not JSON"),
     (truncated, "ends too early"),
     (binary, "not JSON"),
-    (samples_of_another_version, "format: 1; this version reads 2"),
+    (samples_of_another_version, "format: 1; this version reads 3"),
     (samples_of_another_key, "max_seq_len: "),
     (no_samples, "nothing is in it"),
 ]

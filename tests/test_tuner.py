@@ -300,11 +300,10 @@ def test_force_whose_budget_ends_keeps_what_was_stored_of_the_buckets_that_it_di
     assert not again.plan.is_partial
 
 
-@pytest.mark.parametrize(("rounds", "kept"), [(12, True), (11, False)])
-def test_a_bucket_is_kept_when_the_budget_ends_after_the_rounds_that_the_rule_needs(
-    scripted, monkeypatch, rounds, kept
-):
-    ask = request(buckets=(1,), max_seq_len=8)  # points 1, 2, 4, 8 and one profile: 4 cells, 3 timed arms a cell
+@pytest.mark.parametrize(("rounds", "kept"), [(15, True), (14, False)])
+def test_a_bucket_is_kept_when_the_budget_ends_after_all_of_its_rounds(scripted, monkeypatch, rounds, kept):
+    ask = request(buckets=(1,), max_seq_len=8)
+    cells = len(ask.planned(1, dispatch.bench.rounds.ROUNDS))  # a look at the clock in each
     clock = iter(range(10_000))
     monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: next(clock))
     monkeypatch.setattr(dispatch.bench.harness, "monotonic", lambda: 0)
@@ -312,7 +311,7 @@ def test_a_bucket_is_kept_when_the_budget_ends_after_the_rounds_that_the_rule_ne
     monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)  # one look at the clock
     looks = iter([0, 0, 0])  # the start, before the bucket, after it: the budget has ended by then
     monkeypatch.setattr(dispatch.tuner, "monotonic", lambda: next(looks, 10_000))
-    ask = replace(ask, config=DispatchConfig(time_budget_s=rounds * 4 * 3 + 1.5, isolation="none"))
+    ask = replace(ask, config=DispatchConfig(time_budget_s=rounds * cells + 1.5, isolation="none"))
     looks = iter([0, 0])
     plan, _ = scripted({"a": 100, "b": 80}, ask=ask)
     assert (winners(plan) == {1: "b"}) is kept
@@ -502,7 +501,7 @@ def test_a_stored_plan_is_used_whoever_computes(obtain, watched):
 
 def test_a_partial_plan_serves_as_it_is_where_nothing_can_be_measured_now(obtain, watched, caplog):
     ask = request(max_seq_len=8)
-    watched(bits=[0] * (2 + 60 + 10) + [THERMAL])
+    watched(bits=[0] * (2 + 300 + 10) + [THERMAL])
     partial = obtain({"a": 100, "b": 80}, ask=ask).plan
     watched(busy=[99] * 100)
     again = obtain({"a": 100, "b": 70}, ask=ask)
@@ -515,14 +514,14 @@ def test_force_whose_clocks_throttle_keeps_what_was_stored(obtain, watched):
     ask = request(max_seq_len=8)
     watched()
     obtain({"a": 100, "b": 80}, ask=ask)
-    watched(bits=[0] * (2 + 60 + 10) + [THERMAL])
+    watched(bits=[0] * (2 + 300 + 10) + [THERMAL])
     again = obtain({"a": 100, "b": 120}, ask=ask, force=True).plan
     assert (winners(again), again.unmeasured) == ({1: "a", 4: "b"}, {})
 
 
 def test_clocks_that_begin_to_throttle_cost_their_bucket_which_the_next_run_measures(obtain, watched, caplog):
-    ask = request(max_seq_len=8)  # bucket 1: four points, 15 rounds: 60 cells, and 2 looks before the start
-    watched(bits=[0] * (2 + 60 + 10) + [THERMAL])
+    ask = request(max_seq_len=8)  # bucket 1: four points, five profiles, 15 rounds; and 2 looks before
+    watched(bits=[0] * (2 + 300 + 10) + [THERMAL])
     first = obtain({"a": 100, "b": 80}, ask=ask).plan
     assert winners(first) == {1: "b"}
     assert first.unmeasured == {4: "failed, to be tried again: clocks throttle: hardware thermal slowdown"}
@@ -548,10 +547,11 @@ def test_a_cell_in_which_the_default_has_no_time_is_nobodys_and_no_box_of_anothe
     monkeypatch.setattr(ScriptedTimer, "peak_bytes_per_s", 1e12)
     ask = request(buckets=(1,), max_seq_len=512)  # points 64, 128, 256, 512
 
-    def default(lengths):
-        return 0.001 if lengths[0] == 256 else 100
+    def is_untimed(lengths):
+        return 181 < lengths[0] <= 362  # the rounds of 256: sqrt(128 * 256) = 181.02, sqrt(256 * 512) = 362.04
 
-    plan, _ = scripted({"a": default, "b": lambda lengths: 1000 if lengths[0] == 256 else 80}, ask=ask)
+    times = {"a": lambda its: 0.001 if is_untimed(its) else 100, "b": lambda its: 1000 if is_untimed(its) else 80}
+    plan, _ = scripted(times, ask=ask)
     table = plan.table()
     assert table.lookup(1, 64, skew_of(64, 64)).backend == "b"
     assert table.lookup(1, 512, skew_of(512, 512)).backend == "b"

@@ -32,6 +32,7 @@ def most_splits(spec: AttentionSpec, units: int, max_kv: int) -> int:
 class Fa3(Backend):
     family = "fa3"
     distribution = "tokenspeed-fa3"
+    library = "flash_attn_interface"
 
     def support(self, spec: AttentionSpec, device: DeviceFingerprint) -> Support:
         if device.kind != "cuda":

@@ -14,15 +14,14 @@ import math
 from torch import Tensor, empty, float32, int32
 
 from dispatch.backends.fa3_balance_kernels import compare_sizes, write_schedule
-from dispatch.backends.fa3_layout import rounded
+from dispatch.backends.fa3_layout import COSTS, rounded
 
 SIZES = 16  # of parts that are compared: FA3's own, and those with an eighth of a wave more each
-# Of an H200 (smoke/results/h200/README.md): what a launch takes, in half blocks, and how near what is below is.
-LAUNCH = 6.0
-FAVOUR = 0.98  # FA3's own size is left alone unless another one is better by more than this
-PLACES = 32  # SMs that a program looks at
+FAVOUR = 0.95  # FA3's own size is left alone unless another is better by more than this
+PLACES = 16  # SMs that a program looks at
 FEWEST_ROWS = 16  # that the kernels are compiled for: one binary for all smaller batches
-ROWS_PER_WARP = 16
+# Of an H200: fewer warps for more rows, for what they tell one another takes longest.
+FEW_ROWS, WARPS, WARPS_OF_MANY = 32, 4, 2
 
 
 class BalancedSchedule:
@@ -45,12 +44,16 @@ class BalancedSchedule:
         self.sizing = (batch, heads, units, most_splits, halvings, most_waves(batch, heads, units), step)
         self.placing = (batch, most_splits, 2 * rounded(batch), len(metadata) - 1, groups)
         rows = max(FEWEST_ROWS, 1 << (batch - 1).bit_length())
-        self.shape = {"block_tokens": block_tokens, "rows_padded": rows, "num_warps": min(16, rows // ROWS_PER_WARP)}
+        self.shape = {
+            "block_tokens": block_tokens,
+            "rows_padded": rows,
+            "num_warps": WARPS if rows <= FEW_ROWS else WARPS_OF_MANY,
+        }
 
     def write(self, lengths: Tensor) -> None:
         """For rows of these lengths, int32 [batch] on the device."""
         found = (lengths, self.sizes, self.ends)
-        compare_sizes[self.grid](*found, *self.sizing, **self.shape, places=PLACES, launch=LAUNCH, favour=FAVOUR)
+        compare_sizes[self.grid](*found, *self.sizing, **self.shape, places=PLACES, favour=FAVOUR, **COSTS)
         write_schedule[(1,)](*found, self.metadata, *self.placing, **self.shape, sizes_compared=SIZES)
 
 

@@ -30,6 +30,8 @@ def compare_sizes(
     rows_padded: tl.constexpr,
     places: tl.constexpr,
     launch: tl.constexpr,
+    per_wave: tl.constexpr,
+    per_part_added: tl.constexpr,
     favour: tl.constexpr,
 ):
     """Of a size of parts, and some of the SMs: the size, and when the last of them is done, in half blocks (float32).
@@ -73,8 +75,9 @@ def compare_sizes(
         longest, least = tl.max(tl.where(live, cost, 0), axis=0), tl.min(tl.where(live, cost, 1 << 30), axis=0)
         share = tl.sum(tiles * cost, axis=0).to(tl.float32) / units
         end = tl.maximum(longest.to(tl.float32), share + least / 2)
-    # parts of rows are added up by a second kernel, in about a block for as many of them as there are SMs
-    end += 2 * tl.sum(tl.where(splits > 1, tiles, 0), axis=0).to(tl.float32) / units + launch
+    # Parts of rows are added up by a second kernel, one after the other within a row.
+    parts = tl.sum(tl.where(splits > 1, tiles, 0), axis=0).to(tl.float32) / units
+    end += launch + per_wave * parts + per_part_added * tl.max(splits, axis=0).to(tl.float32)
     tl.store(sizes + one, size)
     tl.store(ends + some * tl.num_programs(0) + one, end * favour if one == 0 else end)
 

@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 ROUNDED_TO = 4  # rows, of each vector of the metadata
+# What FA3 takes on an H200, in half blocks, beside its tiles: to launch, to add up as many parts as there are SMs, and
+# for each part of the row that has most. So its times on batches of traces are told to 1% to 4%
+# (smoke/results/h200/balance.txt).
+COSTS = {"launch": 6.5, "per_wave": 1.9, "per_part_added": 0.08}
 MARGIN = np.float32(1.1)  # over an SM's share, of a part
 BLOCK_TOKENS = range(32, 257, 16)
 # Rows of batches to ask with, which are split into many parts: none a multiple of what vectors are rounded to.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from time import monotonic
 
 import numpy as np
@@ -12,15 +13,16 @@ import torch
 from dispatch.backends import Registry
 from dispatch.bench.phases import Phases
 from dispatch.bench.pool import Chain, PagedPool, page_bytes
-from dispatch.bench.profiles import PlannedCell
+from dispatch.bench.profiles import PlannedCell, means_of
 from dispatch.bench.proving import GATE_COPIES, Proving
 from dispatch.bench.rounds import Arm, Rounds
 from dispatch.bench.timer import Timer
 from dispatch.candidate import Candidate
-from dispatch.decision import Reason
+from dispatch.decision import Reason, Rule
 from dispatch.errors import MeasureError
+from dispatch.futility import Futility
 from dispatch.gate_inputs import gate_pages
-from dispatch.samples import TWIN, BucketSamples, Exclusion
+from dispatch.samples import PARTS, TWIN, BucketSamples, Exclusion
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
 from dispatch.traits import EngineTraits
@@ -81,16 +83,23 @@ class Bench:
             self.pool, self.workspaces, registry, timer, max_kv, self.traits.finite_kv, self._stage, self.phases
         )
         self.warm = False
+        self.complete_rounds = 0  # of the bucket that was measured last
 
     def _stage(self, candidate: Candidate, what: str) -> AbstractContextManager[None]:
         return self.phases(f"build, compile, capture: {candidate.backend}")
 
     def measure(
-        self, bucket: int, candidates: Sequence[str], deadline: float, progress: Callable[[int], None]
+        self,
+        bucket: int,
+        candidates: Sequence[str],
+        deadline: float,
+        progress: Callable[[int], None],
+        stored: Collection[str] = (),
     ) -> BucketSamples:
         """Gate and time `candidates`, the default first, until `deadline` on the monotonic clock.
 
-        `progress` is told how many samples of the bucket are done. Raises DefaultFailed.
+        `progress` is told how many samples of the bucket are done. `stored`: the candidates of its stored boxes. What
+        can change no decision is left out. Raises DefaultFailed.
         """
         names = (candidates[0], TWIN, *candidates[1:])
         cells = self.planned[bucket]
@@ -98,11 +107,15 @@ class Bench:
         arms, exclusions = self._prove(names, inputs, chain, deadline)
         if not self.warm:
             self._warm_up(arms)
-        rounds = Rounds(self.pool, self.timer, arms, len(names), cells)
-        rounds.run(inputs, self.traits.plan_hidden, deadline, progress, self.phases)
-        exclusions += rounds.exclusions
         longest = np.array([planned.lengths.max(axis=1) for planned in cells])
-        return BucketSamples(bucket, tuple(p.cell for p in cells), names, rounds.times, longest, tuple(exclusions))
+        means = np.array([means_of(planned.lengths) for planned in cells])
+        nothing = np.full((len(PARTS), len(names), *longest.shape), np.nan)
+        samples = BucketSamples(bucket, tuple(p.cell for p in cells), names, nothing, longest, means)
+        futility = Futility(samples, Rule(), stored)
+        rounds = Rounds(self.pool, self.timer, arms, len(names), cells, futility=futility)
+        rounds.run(inputs, self.traits.plan_hidden, deadline, progress, self.phases)
+        self.complete_rounds = rounds.complete
+        return replace(samples, times=rounds.times, exclusions=(*exclusions, *rounds.exclusions))
 
     def _prove(
         self, names: Sequence[str], inputs: StepInputs, chain: Chain, deadline: float

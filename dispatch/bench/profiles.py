@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatch.bench.trace import Trace
-from dispatch.samples import Cell
+from dispatch.samples import EVEN, Cell
+from dispatch.subcells import cell_of
 
 Lengths = NDArray[np.float64]
 
@@ -26,8 +28,8 @@ class Profile(ABC):
     name: str
 
     @abstractmethod
-    def lengths(self, rng: np.random.Generator, rounds: int, batch: int, mean_kv: int, longest: int) -> Lengths:
-        """[rounds, batch] lengths in tokens, of mean `mean_kv` in each round; `longest` is the longest served."""
+    def lengths(self, rng: np.random.Generator, batch: int, means: Lengths, longest: int) -> Lengths:
+        """[rounds, batch] lengths in tokens, of mean `means[round]`; `longest` is the longest served."""
 
 
 class Drawn(Profile):
@@ -37,9 +39,9 @@ class Drawn(Profile):
     def draw(self, rng: np.random.Generator, size: tuple[int, int]) -> Lengths:
         """[rounds, batch] positive lengths, in any unit."""
 
-    def lengths(self, rng: np.random.Generator, rounds: int, batch: int, mean_kv: int, longest: int) -> Lengths:
-        raw = self.draw(rng, (rounds, batch))
-        scaled: Lengths = raw * (mean_kv / raw.mean(axis=1, keepdims=True))
+    def lengths(self, rng: np.random.Generator, batch: int, means: Lengths, longest: int) -> Lengths:
+        raw = self.draw(rng, (len(means), batch))
+        scaled: Lengths = raw * (means / raw.mean(axis=1))[:, None]
         return scaled
 
 
@@ -62,10 +64,10 @@ class OneLong(Profile):
 
     name = "one-long"
 
-    def lengths(self, rng: np.random.Generator, rounds: int, batch: int, mean_kv: int, longest: int) -> Lengths:
-        tokens = batch * mean_kv
-        long = tokens if batch == 1 else min(0.9 * tokens, longest)
-        lengths = np.full((rounds, batch), (tokens - long) / max(1, batch - 1))
+    def lengths(self, rng: np.random.Generator, batch: int, means: Lengths, longest: int) -> Lengths:
+        tokens, rounds = batch * means, len(means)
+        long = tokens if batch == 1 else np.minimum(0.9 * tokens, longest)
+        lengths = np.repeat(((tokens - long) / max(1, batch - 1))[:, None], batch, axis=1)
         lengths[np.arange(rounds), rng.integers(batch, size=rounds)] = long
         return lengths
 
@@ -94,6 +96,18 @@ class PlannedCell:
     cell: Cell
     lengths: NDArray[np.int64]
 
+    @classmethod
+    def of(cls, lengths: NDArray[np.int64], mean_kv: int, profile: str) -> PlannedCell:
+        """A cell around a point of the KV grid."""
+        skews = lengths.max(axis=1) * EVEN // means_of(lengths)
+        return cls(cell_of(mean_kv, skews, profile), lengths)
+
+
+def means_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of each round, the mean length, rounded up, as a plan is asked."""
+    means: NDArray[np.int64] = -(-lengths.sum(axis=1) // lengths.shape[1])
+    return means
+
 
 def default_profiles(traces: Sequence[Trace] = ()) -> tuple[Profile, ...]:
     """From equal lengths to one long request, and the user's traces."""
@@ -104,25 +118,23 @@ def default_profiles(traces: Sequence[Trace] = ()) -> tuple[Profile, ...]:
 def plan_cells(
     bucket: int, grid: Sequence[int], profiles: Sequence[Profile], max_seq_len: int, capacity: int, rounds: int
 ) -> tuple[PlannedCell, ...]:
-    """The cells of a bucket with their lengths, rescaled to each point's mean and clipped at the longest served.
+    """The cells of a bucket with their lengths, clipped at the longest served.
 
-    Points above the server's KV capacity (tokens) give way to one at a full server. Left out: cells that clipping
-    moved off their point, and profiles that give the same lengths as an earlier one (at batch 1, all of them do).
+    The means of a cell's rounds are spread evenly, in logarithms, from the middle between its point and the one below
+    to the middle to the one above, other ones for each profile: a box of cells is then measured all over, and not at
+    its points alone. Points above the server's KV capacity (tokens) give way to one at a full server. Cells that
+    clipping moved off their point are left out.
     """
     planned: list[PlannedCell] = []
-    for i, mean_kv in enumerate(_points(grid, min(max_seq_len, capacity // bucket))):
-        here: list[PlannedCell] = []
+    points = _points(grid, min(max_seq_len, capacity // bucket))
+    for i, mean_kv in enumerate(points):
+        low, high = (math.sqrt(mean_kv * points[k]) for k in (max(0, i - 1), min(i + 1, len(points) - 1)))
         for j, profile in enumerate(profiles):
             rng = np.random.default_rng([SEED, bucket, i, j])
-            drawn = profile.lengths(rng, rounds, bucket, mean_kv, max_seq_len)
-            lengths = np.clip(np.rint(drawn), 1, max_seq_len).astype(np.int64)
-            if lengths.mean() < (1 - SHORTFALL) * mean_kv:
-                continue
-            if any(np.array_equal(lengths, other.lengths) for other in here):
-                continue
-            longest = round(float(np.median(lengths.max(axis=1))))
-            here.append(PlannedCell(Cell(mean_kv, longest, profile.name), lengths))
-        planned += here
+            means = low * (high / low) ** ((rng.permutation(rounds) + (j + 0.5) / len(profiles)) / rounds)
+            lengths = np.clip(np.rint(profile.lengths(rng, bucket, means, max_seq_len)), 1, max_seq_len)
+            if lengths.mean() >= (1 - SHORTFALL) * means.mean():
+                planned.append(PlannedCell.of(lengths.astype(np.int64), mean_kv, profile.name))
     return tuple(planned)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from dispatch.candidate import Candidate
 from dispatch.plan import StoredPlan
 from dispatch.samples import BucketSamples, Cell, Samples, log_of_times, skew_of
-from dispatch.subcells import split
+from dispatch.subcells import Subcells
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ def stability(runs: Sequence[Run]) -> Stability:
     buckets, cells = 0, 0
     tables = [run.plan.table() for run in runs]
     for bucket in runs[0].plan.buckets:
-        measured = [split(one) for run in runs for one in run.samples.buckets if one.bucket == bucket]
+        measured = [Subcells.of(one).split(one) for run in runs for one in run.samples.buckets if one.bucket == bucket]
         if not measured:
             continue
         buckets += 1

@@ -106,13 +106,13 @@ def _why_missed(stored: StoredPlan, batch_size: int) -> str:
 def _evidence(samples: Samples | None, bucket: int, kv: int, max_kv: int) -> tuple[Regime | None, BucketSamples | None]:
     """The decided box, and the samples that its cells are of."""
     from dispatch.regimes import decide
-    from dispatch.subcells import split
+    from dispatch.subcells import Subcells
 
     if samples is None:
         return None, None
     regimes = decide(samples).get(bucket, ())
     regime = next((r for r in regimes if r.box.holds(kv, max_kv)), None)
-    return regime, next((split(b) for b in samples.buckets if b.bucket == bucket), None)
+    return regime, next((Subcells.of(b).split(b) for b in samples.buckets if b.bucket == bucket), None)
 
 
 def _verdicts(regime: Regime, bucket: BucketSamples, default: str) -> Table:

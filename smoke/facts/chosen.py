@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dispatch.evidence import Evidence
 from dispatch.regimes import decide
-from dispatch.samples import Samples
+from dispatch.samples import TWIN, Samples, log_of_times
 
 HALF_ROUNDS = 6  # valid ones that a cell must have of the 7 or 8 of a half
 SLOWER = float(np.log(1.03))
@@ -72,7 +71,10 @@ def held_out(samples: Samples) -> HeldOut:
 
 
 def _of_rounds(samples: Samples, first: int) -> Samples:
-    buckets = tuple(replace(b, times=b.times[..., first::2], longest=b.longest[:, first::2]) for b in samples.buckets)
+    buckets = tuple(
+        replace(b, times=b.times[..., first::2], longest=b.longest[:, first::2], means=b.means[:, first::2])
+        for b in samples.buckets
+    )
     return replace(samples, rule=replace(samples.rule, min_rounds=HALF_ROUNDS), buckets=buckets)
 
 
@@ -81,15 +83,16 @@ def _served(decides: Samples, scores: Samples) -> Iterator[tuple[bool, float, fl
     default's. The default's time is the mean of its two."""
     regimes = decide(decides)
     for bucket in scores.buckets:
-        evidence = Evidence.of(bucket, scores.num_layers, scores.priority)
-        step = evidence.log_step
-        both = np.nanmean(step[[0, evidence.twin]], axis=0)
+        step = log_of_times(bucket.step_us(scores.num_layers))
+        twin = bucket.candidates.index(TWIN)
+        first, second = step[0], step[twin]
+        both = (np.where(np.isnan(first), second, first) + np.where(np.isnan(second), first, second)) / 2
         boxes = [r.box for r in regimes[bucket.bucket]]
         for c, round_ in np.argwhere(np.isfinite(both)).tolist():
-            mean_kv, longest = bucket.cells[c].mean_kv, int(bucket.longest[c, round_])
+            mean_kv, longest = int(bucket.means[c, round_]), int(bucket.longest[c, round_])
             name = next((box.candidate for box in boxes if box.holds(mean_kv, longest)), scores.default)
-            log = step[evidence.candidates.index(name), c, round_] - both[c, round_]
+            log = step[bucket.candidates.index(name), c, round_] - both[c, round_]
             if name == scores.default:
                 yield False, 0.0, 0.0
             elif np.isfinite(log):
-                yield True, float(log), float(step[evidence.twin, c, round_] - step[0, c, round_])
+                yield True, float(log), float(step[twin, c, round_] - step[0, c, round_])

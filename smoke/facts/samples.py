@@ -17,7 +17,7 @@ from dispatch.evidence import median_of_rounds
 from dispatch.regimes import decide
 from dispatch.samples import TWIN, BucketSamples, Samples, log_of_times
 from dispatch.spec import AttentionSpec
-from dispatch.subcells import split
+from dispatch.subcells import Subcells
 
 BASE = "fa3"
 EQUAL, TRACES = "equal", "trace"  # TRACES: how the names of their profiles begin
@@ -93,16 +93,20 @@ def equal_tuned(samples: Samples, cost: Cost) -> Speeds:
 
 
 def own_rule(samples: Samples, cost: Cost) -> Speeds:
-    """What our rule picks from the same samples, in the same ragged cells."""
-    samples = replace(samples, buckets=tuple(map(split, samples.buckets)))
+    """What our rule picks from the same samples, in the parts of the same ragged cells."""
     regimes = decide(samples)
+    whole = {
+        b.bucket: (Subcells.of(b), [c for _, cells in _equal_and_ragged(b) for c in cells]) for b in samples.buckets
+    }
 
     def picks(bucket: BucketSamples, ratios: Floats) -> Iterator[tuple[int, int]]:
-        row_of = {c: r.decision.candidate for r in regimes[bucket.bucket] for c in r.cells}
-        for _, ragged in _equal_and_ragged(bucket):
-            yield from ((bucket.candidates.index(row_of[c]), c) for c in ragged if c in row_of)
+        parts, ragged = whole[bucket.bucket]
+        for regime in regimes[bucket.bucket]:
+            row = bucket.candidates.index(regime.decision.candidate)
+            yield from ((row, c) for c in regime.cells if parts.source[c] in ragged)
 
-    return _speeds(samples, cost, picks)
+    split = tuple(whole[b.bucket][0].split(b) for b in samples.buckets)
+    return _speeds(replace(samples, buckets=split), cost, picks)
 
 
 def backend_ratios(samples: Samples, cost: Cost) -> dict[str, Ratios]:

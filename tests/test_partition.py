@@ -1,0 +1,94 @@
+"""Boxes over batches as they are drawn: what is measured in a bin is served by the box that holds it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dispatch._core import BackendPlan
+from dispatch.bench.profiles import default_profiles, means_of, plan_cells
+from dispatch.decision import Rule
+from dispatch.regimes import decide_bucket
+from dispatch.samples import skews_of
+from tests.tables import DEFAULT, PRIORITY, ROUNDS, bucket_of
+
+XQA, CUDNN = "flashinfer_xqa", "flashinfer_cudnn"
+RULE = Rule()
+CELLS = plan_cells(16, (512, 1024, 2048, 4096), default_profiles(), 65536, 10**6, ROUNDS)
+MEANS = np.array([means_of(cell.lengths) for cell in CELLS])
+LONGEST = np.array([cell.lengths.max(axis=1) for cell in CELLS])
+SKEWS = LONGEST / MEANS
+
+
+def decide(times, stored=()):
+    samples = bucket_of({DEFAULT: np.full(MEANS.shape, 100.0), **times}, [cell.cell for cell in CELLS], bucket=16)
+    samples = replace(samples, means=MEANS, longest=LONGEST)
+    return samples, decide_bucket(samples, 1, PRIORITY, RULE, stored)
+
+
+def served(regimes, mean, longest):
+    return [regime.box.candidate for regime in regimes if regime.box.holds(int(mean), int(longest))]
+
+
+def noisy(seed):
+    rng = np.random.default_rng(seed)
+    x, y = np.log(MEANS / 1024), np.log(SKEWS)
+    times = {}
+    for name in (XQA, CUDNN):
+        r = rng.normal(-0.05, 0.05) + rng.normal(0, 0.1) * x + rng.normal(0, 0.1) * y + rng.normal(0, 0.01, x.shape)
+        times[name] = 100 * np.exp(r)
+    return times
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_batch_is_served_by_one_box_and_boxes_do_not_overlap(seed):
+    samples, regimes = decide(noisy(seed))
+    assert sorted(c for regime in regimes for c in regime.cells) == list(range(sum(len(r.cells) for r in regimes)))
+    table = BackendPlan([16], [DEFAULT, XQA, CUDNN])
+    for box in (regime.box for regime in regimes):
+        table.set(
+            16, box.mean_kv_min, box.mean_kv_max, box.skew_min, box.skew_max, backend=box.candidate
+        )  # or it raises
+    for mean, longest in zip(MEANS.ravel(), LONGEST.ravel(), strict=True):
+        assert len(served(regimes, mean, longest)) == 1
+    assert skews_of(samples).min() >= 1000
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_deciding_again_beside_the_stored_boxes_changes_nothing(seed):
+    stored = [regime.box for regime in decide(noisy(seed))[1]]
+    assert [regime.box for regime in decide(noisy(seed), stored)[1]] == stored
+
+
+def test_a_candidate_that_is_faster_in_one_rectangle_gets_that_rectangle():
+    # bins of means from 725 to 2048, of skews from 1250 to 2440
+    inside = (MEANS > 724) & (MEANS <= 2048) & (LONGEST * 1000 // MEANS >= 1250) & (LONGEST * 1000 // MEANS <= 2440)
+    assert inside.sum() >= 20
+    regimes = decide({XQA: np.where(inside, 90.0, 110.0)})[1]
+    for mean, longest, here in zip(MEANS.ravel(), LONGEST.ravel(), inside.ravel(), strict=True):
+        assert served(regimes, mean, longest) == [XQA if here else DEFAULT]
+
+
+def test_a_faster_candidate_within_another_ones_box_has_a_box_of_its_own():
+    inside = MEANS <= 1024
+    regimes = decide({XQA: np.full(MEANS.shape, 90.0), CUDNN: np.where(inside, 80.0, 120.0)})[1]
+    for mean, longest, here in zip(MEANS.ravel(), LONGEST.ravel(), inside.ravel(), strict=True):
+        assert served(regimes, mean, longest) == [CUDNN if here else XQA]
+
+
+def test_where_it_loses_in_one_pair_of_bins_a_candidate_does_not_serve_it():
+    lost = (MEANS > 1024) & (MEANS <= 1448) & (SKEWS < 1.25)
+    assert lost.sum() >= 3
+    regimes = decide({XQA: np.where(lost, 101.5, 85.0)})[1]  # by less than makes a batch a lost one
+    for mean, longest, here in zip(MEANS.ravel(), LONGEST.ravel(), lost.ravel(), strict=True):
+        assert not here or served(regimes, mean, longest) == [DEFAULT]
+    assert any(regime.box.candidate == XQA for regime in regimes)
+
+
+def test_a_few_batches_that_are_faster_are_no_box():
+    few = np.zeros(MEANS.shape, dtype=bool)
+    few[np.unravel_index(np.argsort(-SKEWS, axis=None)[:19], SKEWS.shape)] = True  # the most ragged ones
+    regimes = decide({XQA: np.where(few, 50.0, 110.0)})[1]
+    assert {regime.box.candidate for regime in regimes} == {DEFAULT}
