@@ -102,7 +102,7 @@ FAULTS: dict[str, str] = {
         test_selection_study::test_at_a_threshold_a_thousand_runs_give_the_stored_answer
         test_regimes::test_noise_around_a_threshold_does_not_flip_a_stored_plan""",
     "unrepresentative lengths": """
-        test_regimes::test_a_winner_and_the_default_meet_where_they_would_be_equally_fast
+        test_regimes::test_a_box_ends_with_the_bins_that_were_measured
         test_regimes::test_no_box_reaches_beyond_the_measured_lengths
         test_tuner::test_a_winner_on_equal_lengths_that_loses_on_ragged_ones_is_not_planned_for_them
         test_runner::test_a_step_inside_a_box_runs_the_planned_variant_and_one_outside_the_default""",
