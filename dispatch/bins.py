@@ -33,8 +33,8 @@ class Bins:
     def of(cls, means: Ints) -> Bins:
         """From the least of these means to the largest: KV points, and what rounding and clipping made of them."""
         first, last = int(means.min()), int(means.max())
-        tops = [top for k in range(2 * last.bit_length()) if first < (top := math.isqrt(2**k)) < last]
-        return cls(first, (*tops, last))
+        tops = {math.isqrt(2**k) for k in range(2 * last.bit_length())}  # 2 is the root of 4 and, rounded, of 8
+        return cls(first, (*sorted(top for top in tops if first < top < last), last))
 
     def of_means(self, means: ArrayLike) -> Ints:
         """The bin of each mean; one outside of all belongs to the nearest."""
