@@ -21,6 +21,7 @@ class Reason(str, enum.Enum):
     TOO_FEW_ROUNDS = "too few valid rounds"
     HOPELESS = "slower than the default in too many rounds of a cell for the others to matter"
     DROPPED = "far slower than the default in a cell, in each of the first rounds"
+    TOO_LONG = "built for shorter requests than some of these batches hold"
     GATE_FAILED = "wrong numbers"
     FAILED = "failed while it was built or measured"
     NOT_MEASURED = "not measured"

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dispatch.candidate import Candidate
 from dispatch.decision import Rule
-from dispatch.samples import TWIN, BucketSamples, Exclusion, log_of_times
+from dispatch.samples import EVEN, TWIN, BucketSamples, Exclusion, log_of_times
 from dispatch.subcells import Subcells, pairs_of
 
 Floats = NDArray[np.float64]
@@ -26,14 +26,15 @@ NORMAL = 1.4826  # standard deviation over the median absolute value, of a norma
 class Evidence:
     """A bucket's samples, prepared once for the many boxes that a partition tries.
 
-    `log_step` is [candidate, cell, round]; row 0 is the default. `longest` is [cell, round], 0 where a round is not the
-    cell's. `source`: of each cell, the number of the one that it is part of; `mean_bin`, `skew_bin`: where it lies
+    `log_step` is [candidate, cell, round]; row 0 is the default. `longest` and `means` are [cell, round], 0 where a
+    round is not the cell's. `source`: of each cell, the number of the one that it is part of; `mean_bin`, `skew_bin`: where it lies
     (Subcells). `priority` lists backends, best first.
     """
 
     candidates: tuple[str, ...]
     log_step: Floats
     longest: NDArray[np.int64]
+    means: NDArray[np.int64]
     source: NDArray[np.int64]
     mean_bin: NDArray[np.int64]
     skew_bin: NDArray[np.int64]
@@ -47,6 +48,7 @@ class Evidence:
             samples.candidates,
             log_of_times(samples.step_us(num_layers)),
             samples.longest,
+            samples.means,
             parts.source,
             parts.mean_bin,
             parts.skew_bin,
@@ -75,6 +77,26 @@ class Evidence:
         """Paired log ratio to the default, [candidate, cell, round]."""
         ratio: Floats = self.log_step - self.log_step[0]
         return ratio
+
+    @cached_property
+    def mean_range(self) -> NDArray[np.int64]:
+        """The least and the largest mean of each cell's rounds, [2, cell]."""
+        return self._range(self.means)
+
+    @cached_property
+    def skew_range(self) -> NDArray[np.int64]:
+        """The least and the largest skew of each cell's rounds, [2, cell]."""
+        return self._range(np.maximum(EVEN, self.longest * EVEN // np.maximum(self.means, 1)))
+
+    def _range(self, of_rounds: NDArray[np.int64]) -> NDArray[np.int64]:
+        own = self.longest > 0
+        return np.stack([np.where(own, of_rounds, of_rounds.max()).min(axis=1), np.where(own, of_rounds, 0).max(axis=1)])
+
+    @cached_property
+    def limits(self) -> Floats:
+        """The longest request that each candidate was built for; infinite where it serves any, [candidate]."""
+        built_for = (None if name == TWIN else Candidate.parse(name).max_kv for name in self.candidates)
+        return np.array([np.inf if limit is None else limit for limit in built_for])
 
     @cached_property
     def rounds(self) -> NDArray[np.int64]:
@@ -121,13 +143,25 @@ class Evidence:
     def halves(self) -> tuple[Evidence, Evidence]:
         """The same with the even rounds alone, and with the odd ones."""
         even, odd = (
-            replace(self, log_step=self.log_step[:, :, first::2], longest=self.longest[:, first::2]) for first in (0, 1)
+            replace(
+                self,
+                log_step=self.log_step[:, :, first::2],
+                longest=self.longest[:, first::2],
+                means=self.means[:, first::2],
+            )
+            for first in (0, 1)
         )
         return even, odd
 
     def delta(self, cells: Sequence[int], rule: Rule) -> float:
         """The gain that a decision over these cells must clear."""
         return max(rule.threshold, 2 * float(self.aa_spread[list(cells)].max()))
+
+
+def within_limit(limit: ArrayLike, mean: ArrayLike, skew: ArrayLike) -> NDArray[np.bool_]:
+    """Whether no request of a batch of at most this mean and skew is longer: a skew is rounded down."""
+    within: NDArray[np.bool_] = np.asarray(mean) * (np.asarray(skew) + 1) <= EVEN * (np.asarray(limit) + 1)
+    return within
 
 
 def median_of_rounds(r: Floats) -> Floats:

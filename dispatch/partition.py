@@ -36,13 +36,9 @@ class Search:
 
     def inside(self, box: Box) -> tuple[int, ...]:
         """The cells of which every batch lies in the box."""
-        means = [self.plane.bins.means(index) for index in self.plane.mean_bin]
-        return tuple(
-            i
-            for i, (low, high) in enumerate(means)
-            if box.mean_kv_min <= low <= high <= box.mean_kv_max
-            and box.skew_min <= self.plane.least[i] <= self.plane.most[i] <= box.skew_max
-        )
+        (first, last), (least, most) = self.evidence.mean_range, self.evidence.skew_range
+        within = (box.mean_kv_min <= first) & (last <= box.mean_kv_max) & (box.skew_min <= least) & (most <= box.skew_max)
+        return tuple(np.flatnonzero(within).tolist())
 
     def best(self) -> list[Part]:
         """The rectangles that gain most, the largest gain first, and what is left around them."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from dispatch import bins
 from dispatch.bins import Bins, Range
+from dispatch.evidence import Evidence
 from dispatch.part import Part
-from dispatch.samples import EVEN, BucketSamples, skews_of
-from dispatch.subcells import Subcells
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Of each part of a cell: its bins, and the least and the largest skew of its rounds."""
+    """Of each cell of the evidence: its bins, and the least and the largest skew of its rounds."""
 
     bins: Bins
     mean_bin: Sequence[int]
@@ -25,12 +22,9 @@ class Plane:
     most: Sequence[int]
 
     @classmethod
-    def of(cls, samples: BucketSamples, parts: Subcells) -> Plane:
-        """`samples`: of whole cells."""
-        skews = np.maximum(skews_of(samples), EVEN)[parts.source]
-        least = np.where(parts.own, skews, skews.max()).min(axis=1)
-        most = np.where(parts.own, skews, 0).max(axis=1)
-        return cls(parts.bins, *(x.tolist() for x in (parts.mean_bin, parts.skew_bin, least, most)))
+    def of(cls, evidence: Evidence, grid: Bins) -> Plane:
+        """`grid`: the bins of mean KV that the evidence's cells were split by."""
+        return cls(grid, *(x.tolist() for x in (evidence.mean_bin, evidence.skew_bin, *evidence.skew_range)))
 
     def cut(self, part: Part, axis: int, last: int) -> tuple[Part, Part]:
         """What of a part lies in the bins up to `last` of an axis (mean, skew), and what lies behind them."""

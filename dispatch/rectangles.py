@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatch.decision import Rule
-from dispatch.evidence import Evidence, Floats
+from dispatch.evidence import Evidence, Floats, within_limit
 from dispatch.held import held
 from dispatch.part import Part
 from dispatch.plane import Plane
@@ -37,6 +37,7 @@ class Rectangles:
     def __init__(self, evidence: Evidence, plane: Plane, rule: Rule) -> None:
         self.plane, self.threshold = plane, rule.threshold
         self.planned = evidence.planned.astype(float)
+        self.limits, self.ends = evidence.limits[:, None], np.stack([evidence.mean_range[1], evidence.skew_range[1]])
         self.may_win = _may_win(evidence, rule)
         self.sums: Floats = np.nan_to_num(evidence.medians) * self.planned
 
@@ -72,9 +73,11 @@ class Rectangles:
         weight = np.add.reduceat(self.planned[cells], starts)
         sums = np.add.reduceat(self.sums[:, cells], starts, axis=1)
         wins = np.logical_and.reduceat(self.may_win[:, cells], starts, axis=1)
+        ends = np.maximum.reduceat(self.ends[:, cells], starts, axis=1)
         for k, low in enumerate(rows):
             total, share = sums[:, k:].cumsum(axis=1), weight[k:].cumsum()
             eligible = np.logical_and.accumulate(wins[:, k:], axis=1) & (total <= -self.threshold * share)
+            eligible &= within_limit(self.limits, *np.maximum.accumulate(ends[:, k:], axis=1))
             gains = np.where(eligible, total[over] - total, 0.0).max(axis=0)
             for n in np.flatnonzero(gains >= least).tolist():
                 yield float(gains[n]), low, rows[k + n]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from dispatch.candidate import Candidate
 from dispatch.confirm import cross_fitted_speedup, decide_cells
-from dispatch.decision import Decision, Reason, Rule
+from dispatch.decision import Decision, Rule
 from dispatch.evidence import Evidence
 from dispatch.part import Part
 from dispatch.partition import Search
@@ -56,8 +56,8 @@ def decide_bucket(
     if not np.isfinite(log_of_times(samples.step_us(num_layers))[0]).any():
         return ()
     parts_of_cells = Subcells.of(samples)
-    plane = Plane.of(samples, parts_of_cells)
     evidence = Evidence.of(parts_of_cells.split(samples), parts_of_cells, num_layers, priority)
+    plane = Plane.of(evidence, parts_of_cells.bins)
     search = Search(evidence, plane, rule)
     parts, held = search.best(), [""] * len(plane.mean_bin)
     cells_of = {box: search.inside(box) for box in incumbent}
@@ -78,12 +78,8 @@ def _regime(bucket: int, evidence: Evidence, search: Search, part: Part, incumbe
         speedup = cross_fitted_speedup(evidence, part.cells, search.rule, incumbent)
     (mean_min, mean_max), (skew_min, skew_max) = search.plane.bounds(part)
     limit = Candidate.parse(decision.candidate).max_kv
-    if limit is not None:  # nowhere in the box may a request be longer
-        skew_max = min(skew_max, max(search.plane.most[i] for i in part.cells))
+    if limit is not None:  # nowhere in the box may a request be longer; its own rounds are not (within_limit)
+        skew_max = min(skew_max, int(evidence.skew_range[1, list(part.cells)].max()))
         mean_max = min(mean_max, EVEN * (limit + 1) // (skew_max + 1))
-        if mean_max < mean_min:
-            decision = replace(decision, candidate=evidence.candidates[0], reason=Reason.NOT_MEASURED)
-            (mean_min, mean_max), (skew_min, skew_max) = search.plane.bounds(part)
-            speedup = 1.0
     box = Box(bucket, mean_min, mean_max, skew_min, skew_max, decision.candidate)
     return Regime(box, part.cells, decision, speedup)

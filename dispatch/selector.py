@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from dispatch.decision import Decision, Reason, Rule, Verdict
-from dispatch.evidence import Evidence, Floats, median_of_rounds
+from dispatch.evidence import Evidence, Floats, median_of_rounds, within_limit
 from dispatch.held import beaten, held_everywhere
 from dispatch.samples import TWIN
 
@@ -63,6 +63,8 @@ def _judge(evidence: Evidence, name: str, cells: list[int], rule: Rule, delta: f
     for e in evidence.exclusions:
         if e.candidate == name and (e.cell is None or e.cell in cells):
             return Verdict(name, e.reason, detail=e.detail)
+    if not within_limit(evidence.limits[i], evidence.mean_range[1, cells].max(), evidence.skew_range[1, cells].max()):
+        return Verdict(name, Reason.TOO_LONG)
     r, planned = evidence.r[i, cells], evidence.planned[cells]
     valid = np.isfinite(r)
     rounds = valid.sum(axis=1)

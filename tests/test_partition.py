@@ -12,9 +12,10 @@ from dispatch.bench.profiles import default_profiles, means_of, plan_cells
 from dispatch.decision import Rule
 from dispatch.regimes import decide_bucket
 from dispatch.samples import skews_of
+from dispatch.subcells import Subcells
 from tests.tables import DEFAULT, PRIORITY, ROUNDS, bucket_of
 
-XQA, CUDNN = "flashinfer_xqa", "flashinfer_cudnn"
+XQA, CUDNN, NARROW = "flashinfer_xqa", "flashinfer_cudnn", "flashinfer_xqa[max_kv=4096]"
 RULE = Rule()
 CELLS = plan_cells(16, (512, 1024, 2048, 4096), default_profiles(), 65536, 10**6, ROUNDS)
 MEANS = np.array([means_of(cell.lengths) for cell in CELLS])
@@ -36,9 +37,10 @@ def noisy(seed):
     rng = np.random.default_rng(seed)
     x, y = np.log(MEANS / 1024), np.log(SKEWS)
     times = {}
-    for name in (XQA, CUDNN):
+    for name in (XQA, CUDNN, NARROW):
         r = rng.normal(-0.05, 0.05) + rng.normal(0, 0.1) * x + rng.normal(0, 0.1) * y + rng.normal(0, 0.01, x.shape)
         times[name] = 100 * np.exp(r)
+    times[NARROW] = np.where(LONGEST <= 4096, 0.93 * times[NARROW], np.nan)
     return times
 
 
@@ -46,7 +48,7 @@ def noisy(seed):
 def test_every_batch_is_served_by_one_box_and_boxes_do_not_overlap(seed):
     samples, regimes = decide(noisy(seed))
     assert sorted(c for regime in regimes for c in regime.cells) == list(range(sum(len(r.cells) for r in regimes)))
-    table = BackendPlan([16], [DEFAULT, XQA, CUDNN])
+    table = BackendPlan([16], [DEFAULT, XQA, CUDNN, NARROW])
     for box in (regime.box for regime in regimes):
         table.set(
             16, box.mean_kv_min, box.mean_kv_max, box.skew_min, box.skew_max, backend=box.candidate
@@ -60,6 +62,23 @@ def test_every_batch_is_served_by_one_box_and_boxes_do_not_overlap(seed):
 def test_deciding_again_beside_the_stored_boxes_changes_nothing(seed):
     stored = [regime.box for regime in decide(noisy(seed))[1]]
     assert [regime.box for regime in decide(noisy(seed), stored)[1]] == stored
+
+
+def test_a_tactic_for_short_requests_serves_all_that_was_counted_for_it():
+    boxes = 0
+    for seed in range(24):
+        samples, regimes = decide(noisy(seed))
+        parts = Subcells.of(samples)
+        for regime in (regime for regime in regimes if regime.box.candidate == NARROW):
+            boxes += 1
+            for part in regime.cells:
+                for mean, longest in zip(
+                    MEANS[parts.source[part]][parts.own[part]], LONGEST[parts.source[part]][parts.own[part]], strict=True
+                ):
+                    assert regime.box.holds(int(mean), int(longest))
+            # the longest request of its box: its largest mean at a skew just below the next thousandth
+            assert (regime.box.mean_kv_max * (regime.box.skew_max + 1) - 1) // 1000 <= 4096
+    assert boxes > 5
 
 
 def test_a_candidate_that_is_faster_in_one_rectangle_gets_that_rectangle():
