@@ -27,8 +27,8 @@ class Evidence:
     """A bucket's samples, prepared once for the many boxes that a partition tries.
 
     `log_step` is [candidate, cell, round]; row 0 is the default. `longest` and `means` are [cell, round], 0 where a
-    round is not the cell's. `source`: of each cell, the number of the one that it is part of; `mean_bin`, `skew_bin`: where it lies
-    (Subcells). `priority` lists backends, best first.
+    round is not the cell's. `source`: of each cell, the number of the one that it is part of; `mean_bin`, `skew_bin`:
+    where it lies (Subcells). `priority` lists backends, best first.
     """
 
     candidates: tuple[str, ...]
@@ -90,7 +90,8 @@ class Evidence:
 
     def _range(self, of_rounds: NDArray[np.int64]) -> NDArray[np.int64]:
         own = self.longest > 0
-        return np.stack([np.where(own, of_rounds, of_rounds.max()).min(axis=1), np.where(own, of_rounds, 0).max(axis=1)])
+        least = np.where(own, of_rounds, of_rounds.max()).min(axis=1)
+        return np.stack([least, np.where(own, of_rounds, 0).max(axis=1)])
 
     @cached_property
     def limits(self) -> Floats:

@@ -37,7 +37,8 @@ class Search:
     def inside(self, box: Box) -> tuple[int, ...]:
         """The cells of which every batch lies in the box."""
         (first, last), (least, most) = self.evidence.mean_range, self.evidence.skew_range
-        within = (box.mean_kv_min <= first) & (last <= box.mean_kv_max) & (box.skew_min <= least) & (most <= box.skew_max)
+        within = (box.mean_kv_min <= first) & (last <= box.mean_kv_max)
+        within &= (box.skew_min <= least) & (most <= box.skew_max)
         return tuple(np.flatnonzero(within).tolist())
 
     def best(self) -> list[Part]:

@@ -72,9 +72,8 @@ def test_a_tactic_for_short_requests_serves_all_that_was_counted_for_it():
         for regime in (regime for regime in regimes if regime.box.candidate == NARROW):
             boxes += 1
             for part in regime.cells:
-                for mean, longest in zip(
-                    MEANS[parts.source[part]][parts.own[part]], LONGEST[parts.source[part]][parts.own[part]], strict=True
-                ):
+                own, cell = parts.own[part], parts.source[part]
+                for mean, longest in zip(MEANS[cell][own], LONGEST[cell][own], strict=True):
                     assert regime.box.holds(int(mean), int(longest))
             # the longest request of its box: its largest mean at a skew just below the next thousandth
             assert (regime.box.mean_kv_max * (regime.box.skew_max + 1) - 1) // 1000 <= 4096
