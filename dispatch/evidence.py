@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from dispatch.candidate import Candidate
 from dispatch.decision import Rule
 from dispatch.samples import EVEN, TWIN, BucketSamples, Exclusion, log_of_times
+from dispatch.slopes import worst_corners
 from dispatch.subcells import Subcells, pairs_of
 
 Floats = NDArray[np.float64]
@@ -28,7 +29,8 @@ class Evidence:
 
     `log_step` is [candidate, cell, round]; row 0 is the default. `longest` and `means` are [cell, round], 0 where a
     round is not the cell's. `source`: of each cell, the number of the one that it is part of; `mean_bin`, `skew_bin`:
-    where it lies (Subcells). `priority` lists backends, best first.
+    where it lies (Subcells). `corners`: what r would be in the slowest corner of its bins, [candidate, cell], as all
+    rounds tell (slopes). `priority` lists backends, best first.
     """
 
     candidates: tuple[str, ...]
@@ -38,20 +40,23 @@ class Evidence:
     source: NDArray[np.int64]
     mean_bin: NDArray[np.int64]
     skew_bin: NDArray[np.int64]
+    corners: Floats
     priority: tuple[str, ...]
     exclusions: tuple[Exclusion, ...] = ()
 
     @classmethod
     def of(cls, samples: BucketSamples, parts: Subcells, num_layers: int, priority: Sequence[str]) -> Evidence:
         """From raw samples in these parts of cells."""
+        log_step = log_of_times(samples.step_us(num_layers))
         return cls(
             samples.candidates,
-            log_of_times(samples.step_us(num_layers)),
+            log_step,
             samples.longest,
             samples.means,
             parts.source,
             parts.mean_bin,
             parts.skew_bin,
+            worst_corners(log_step - log_step[0], samples.means, skews_in(samples.longest, samples.means)),
             tuple(priority),
             samples.exclusions,
         )
@@ -86,7 +91,7 @@ class Evidence:
     @cached_property
     def skew_range(self) -> NDArray[np.int64]:
         """The least and the largest skew of each cell's rounds, [2, cell]."""
-        return self._range(np.maximum(EVEN, self.longest * EVEN // np.maximum(self.means, 1)))
+        return self._range(skews_in(self.longest, self.means))
 
     def _range(self, of_rounds: NDArray[np.int64]) -> NDArray[np.int64]:
         own = self.longest > 0
@@ -163,6 +168,12 @@ def within_limit(limit: ArrayLike, mean: ArrayLike, skew: ArrayLike) -> NDArray[
     """Whether no request of a batch of at most this mean and skew is longer: a skew is rounded down."""
     within: NDArray[np.bool_] = np.asarray(mean) * (np.asarray(skew) + 1) <= EVEN * (np.asarray(limit) + 1)
     return within
+
+
+def skews_in(longest: NDArray[np.int64], means: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The skew of each round, at least EVEN."""
+    skews: NDArray[np.int64] = np.maximum(EVEN, longest * EVEN // np.maximum(means, 1))
+    return skews
 
 
 def median_of_rounds(r: Floats) -> Floats:

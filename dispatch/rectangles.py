@@ -87,6 +87,7 @@ def _may_win(evidence: Evidence, rule: Rule) -> NDArray[np.bool_]:
     """[candidate, cell]: whether a box with the cell may be the candidate's, as far as its bins alone can say."""
     every = range(len(evidence.pair))
     may = np.array([held(evidence, i, every, evidence.pair, rule).in_cell for i in range(len(evidence.candidates))])
+    may &= evidence.corners <= rule.tie
     needed = np.maximum(1, evidence.planned * rule.min_rounds // evidence.r.shape[2])
     may &= evidence.rounds >= needed
     for e in evidence.exclusions:

@@ -80,20 +80,31 @@ def test_a_tactic_for_short_requests_serves_all_that_was_counted_for_it():
     assert boxes > 5
 
 
+# So many rounds that each pair of bins speaks for itself (slopes.MANY).
+MANY_CELLS = plan_cells(16, (512, 1024, 2048, 4096), default_profiles()[:3], 65536, 10**6, 20 * ROUNDS)
+MANY_MEANS = np.array([means_of(cell.lengths) for cell in MANY_CELLS])
+MANY_LONGEST = np.array([cell.lengths.max(axis=1) for cell in MANY_CELLS])
+
+
+def served_of_many(times):
+    """What serves each of these batches, in their order."""
+    times = {DEFAULT: np.full(MANY_MEANS.shape, 100.0), **times}
+    samples = bucket_of(times, [cell.cell for cell in MANY_CELLS], bucket=16)
+    regimes = decide_bucket(replace(samples, means=MANY_MEANS, longest=MANY_LONGEST), 1, PRIORITY, RULE)
+    return [served(regimes, *of) for of in zip(MANY_MEANS.ravel(), MANY_LONGEST.ravel(), strict=True)]
+
+
 def test_a_candidate_that_is_faster_in_one_rectangle_gets_that_rectangle():
-    # bins of means from 725 to 2048, of skews from 1250 to 2440
-    inside = (MEANS > 724) & (MEANS <= 2048) & (LONGEST * 1000 // MEANS >= 1250) & (LONGEST * 1000 // MEANS <= 2440)
-    assert inside.sum() >= 20
-    regimes = decide({XQA: np.where(inside, 90.0, 110.0)})[1]
-    for mean, longest, here in zip(MEANS.ravel(), LONGEST.ravel(), inside.ravel(), strict=True):
-        assert served(regimes, mean, longest) == [XQA if here else DEFAULT]
+    skews = MANY_LONGEST * 1000 // MANY_MEANS  # bins of means from 725 to 2048, of skews from 1250 to 2440
+    inside = (MANY_MEANS > 724) & (MANY_MEANS <= 2048) & (skews >= 1250) & (skews <= 2440)
+    expected = [[XQA if here else DEFAULT] for here in inside.ravel()]
+    assert served_of_many({XQA: np.where(inside, 90.0, 110.0)}) == expected
 
 
 def test_a_faster_candidate_within_another_ones_box_has_a_box_of_its_own():
-    inside = MEANS <= 1024
-    regimes = decide({XQA: np.full(MEANS.shape, 90.0), CUDNN: np.where(inside, 80.0, 120.0)})[1]
-    for mean, longest, here in zip(MEANS.ravel(), LONGEST.ravel(), inside.ravel(), strict=True):
-        assert served(regimes, mean, longest) == [CUDNN if here else XQA]
+    inside = MANY_MEANS <= 1024
+    times = {XQA: np.full(MANY_MEANS.shape, 90.0), CUDNN: np.where(inside, 80.0, 120.0)}
+    assert served_of_many(times) == [[CUDNN if here else XQA] for here in inside.ravel()]
 
 
 def test_where_it_loses_in_one_pair_of_bins_a_candidate_does_not_serve_it():

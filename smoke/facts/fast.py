@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class FourProfiles(TuneRequest):
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
-        return tuple(map(LogNormal, SIGMAS))
+        return tuple(starmap(LogNormal, SIGMAS.items()))
 
 
 def tuned(rounds: int) -> tuple[StoredPlan, Samples, Phases]:

@@ -50,7 +50,7 @@ def layer_of(num_qo_heads: int, num_kv_heads: int, kv_dtype: str = "bf16", page_
 def drawn(sigma: float, batch: int, mean_kv: int, longest: int, rounds: int = ROUNDS) -> Lengths:
     """int64 [rounds, batch], log-normal (sigma 0: equal), scaled to the mean in each round, then clipped."""
     rng = np.random.default_rng([SEED, batch, mean_kv, round(10 * sigma)])
-    lengths = LogNormal(sigma).lengths(rng, rounds, batch, mean_kv, longest)
+    lengths = LogNormal(sigma).lengths(rng, batch, np.full(rounds, float(mean_kv)), longest)
     return np.clip(np.rint(lengths), 1, longest).astype(np.int64)
 
 

@@ -1,0 +1,75 @@
+"""What planes tell of the corners of bins in which few rounds lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dispatch.decision import Rule
+from dispatch.regimes import decide_bucket
+from dispatch.samples import Cell
+from dispatch.slopes import FEW, MANY, in_bins, worst_corners
+from tests.tables import DEFAULT, PRIORITY, bucket_of
+
+XQA = "flashinfer_xqa"
+RNG = np.random.default_rng(3)
+# Bins of means end at powers of two and between, those of skews grow by a quarter: here 6 x 5 bins around 1024 and 2.
+MEANS, SKEWS = 2 ** RNG.uniform(9, 12, 400), 1000 * 1.25 ** RNG.uniform(1, 6, 400)
+
+
+def one_cell_a_round(r_of):
+    """r, means, skews of cells with one round each."""
+    means, skews = np.rint(MEANS).astype(int), np.rint(SKEWS).astype(int)
+    return r_of(*in_bins(means, skews))[None, :, None], means[:, None], skews[:, None]
+
+
+def thinned(means, skews, bin_of_mean, bin_of_skew, kept):
+    """Which rounds to keep, so that a pair of bins has so many."""
+    x, y = in_bins(means[:, 0], skews[:, 0])
+    here = np.flatnonzero((np.ceil(x) == bin_of_mean) & (np.floor(y) == bin_of_skew))
+    assert len(here) > MANY
+    return np.setdiff1d(np.arange(len(means)), here[kept:]), here[:kept]
+
+
+@pytest.mark.parametrize("slope", [(0.05, 0.1), (-0.05, 0.1), (0.0, -0.2), (0.0, 0.0)])
+def test_the_slowest_corner_of_a_plane_is_found_from_what_lies_around(slope):
+    r, means, skews = one_cell_a_round(lambda x, y: slope[0] * (x - 21) + slope[1] * (y - 3))
+    kept, here = thinned(means, skews, 21, 3, MANY - 1)
+    corners = worst_corners(r[:, kept], means[kept], skews[kept])
+    # the bin goes from 20 to 21, and from 3 to 4
+    expected = max(slope[0] * (x - 21) + slope[1] * (y - 3) for x in (20, 21) for y in (3, 4))
+    at = np.searchsorted(kept, here)
+    assert corners[0, at] == pytest.approx(np.full(len(at), expected), abs=0.05 * np.abs(slope).sum())  # FLAT takes some of it
+
+
+def test_where_many_rounds_lie_they_are_asked_themselves():
+    r, means, skews = one_cell_a_round(lambda x, y: x - x + 0.5)
+    kept, here = thinned(means, skews, 21, 3, MANY)
+    assert np.isneginf(worst_corners(r[:, kept], means[kept], skews[kept])[0, np.searchsorted(kept, here)]).all()
+
+
+@pytest.mark.parametrize("around", [FEW - 1, FEW])
+def test_a_few_rounds_are_no_plane(around):
+    means, skews = np.full((around, 1), 1000), np.full((around, 1), 2000)
+    means[MANY - 1 :] = 1040  # in the next bin
+    found = worst_corners(np.full((1, around, 1), 0.2), means, skews)[0, 0]
+    assert found == (-np.inf if around < FEW else pytest.approx(0.2))
+
+
+def test_rounds_side_by_side_have_no_slope():
+    means = np.array([[1000], [1001], [1001], [1002], [1030], [1031], [1032]])
+    r = np.array([0.0, 0.02, -0.02, 0.0, 0.0, 0.02, -0.02])[None, :, None]
+    assert abs(worst_corners(r, means, np.full((7, 1), 2000))[0, 0]) < 0.03
+
+
+def test_a_candidate_does_not_serve_the_edge_towards_which_it_becomes_slower():
+    # It takes 0.8 of the default's time at a skew of 2, as long at 2.64, and 1.3 at 4. Two rounds lie in the bin from
+    # 2.44 to 3.05, where it is still faster, and many behind it.
+    skews = np.array([*np.linspace(2.0, 2.4, 59), 2.46, 2.5, *np.linspace(3.1, 6.0, 59)]).reshape(8, 15)
+    times = {DEFAULT: 100.0, XQA: 100 * (0.8 + 0.5 * np.log2(skews / 2))}
+    cells = [Cell(1000, round(1000 * row[7]), "lognormal-0.7") for row in skews]
+    samples = replace(bucket_of(times, cells), longest=np.rint(1000 * skews).astype(int))
+    served = {box.candidate: box for box in (regime.box for regime in decide_bucket(samples, 1, PRIORITY, Rule()))}
+    assert served[XQA].skew_max < 2500
