@@ -119,11 +119,12 @@ def _lost(evidence: Evidence, r: Floats, cells: list[int], rule: Rule) -> str:
 def still_good(stored: Verdict, evidence: Evidence, cells: list[int], rule: Rule) -> bool:
     """Whether an incumbent was measured and is not slower than the default.
 
-    A cell counts as slower only beyond the A/A spread: a tie with the default must not flip a stored choice.
+    A pair of bins counts as slower only beyond the A/A spread and what makes a batch a lost one: the worst of a box's
+    many pairs is as slow as that by noise alone, and must not flip a stored choice.
     """
     if stored.mean_r is None or stored.worst_r is None:
         return False
-    return stored.mean_r <= 0 and stored.worst_r <= max(rule.tie, float(evidence.aa_spread[cells].max()))
+    return stored.mean_r <= 0 and stored.worst_r <= max(rule.loss, float(evidence.aa_spread[cells].max()))
 
 
 def _beats(evidence: Evidence, name: str, other: str, cells: list[int], delta: float) -> bool:

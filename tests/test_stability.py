@@ -70,13 +70,22 @@ def test_a_bucket_with_two_flips_differs_once():
     assert (found.share_of_buckets, found.share_of_cells) == (1 / 3, 2 / 6)
 
 
-@pytest.mark.parametrize(("us", "cheap"), [(40.9, True), (41.5, False), (38.0, True)])
-def test_a_flip_is_cheap_up_to_the_threshold(us, cheap):
-    times = {DEFAULT: (10, 40), OTHER: (8, us)}  # 4 layers of 40.9 us and 1 more are 2.2% more, of 41.5 3.7%
+@pytest.mark.parametrize(("us", "cheap"), [(42.0, True), (42.8, False), (38.0, True)])
+def test_another_plan_of_a_bucket_is_cheap_up_to_the_threshold_on_average_over_its_cells(us, cheap):
+    times = {DEFAULT: (10, 40), OTHER: (8, us)}  # in one of two cells: 4 layers of 42 us take 5% more, of 42.8 7%
     usual = run_of(DEFAULT, DEFAULT, layer_us=times)
     found = stability([usual, usual, run_of(DEFAULT, OTHER, layer_us=times)])
     assert found.threshold == 0.03
+    assert found.dearest == pytest.approx(math.log((4 * us + 1) / 161) / 2 if us > 40 else math.log(153 / 161) / 2)
     assert found.cheap is cheap
+
+
+def test_what_one_bucket_of_a_run_loses_another_does_not_make_up_for():
+    times = {DEFAULT: (10, 40), OTHER: (8, 44)}
+    usual = run_of(DEFAULT, DEFAULT, buckets=(1, 8), layer_us=times)
+    faster, slower = (run_of(*its, buckets=(1, 8), layer_us=times) for its in ((OTHER, DEFAULT), (DEFAULT, OTHER)))
+    found = stability([usual, usual, replace_boxes(slower, lambda box: box.bucket == 8, faster)])
+    assert found.dearest == pytest.approx(math.log(177 / 161) / 2)
 
 
 def test_a_cost_is_of_all_runs():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,7 +29,8 @@ class Flip:
     """A cell of a bucket that a run serves with another candidate than most runs do.
 
     `run`: its place among the runs. `cost`: the logarithm of the time of its choice over that of most, a median over
-    the rounds of all runs; below 0 where its choice is faster, None where no run timed both.
+    the rounds of all runs; below 0 where its choice is faster, None where no run timed both. `share`: of the bucket's
+    cells.
     """
 
     bucket: int
@@ -37,11 +39,13 @@ class Flip:
     choice: str
     majority: str
     cost: float | None
+    share: float
 
 
 @dataclass(frozen=True)
 class Stability:
-    """Of so many runs. `buckets`, `cells`: measured in any of them. `threshold`: what a flip may cost."""
+    """Of so many runs. `buckets`, `cells`: measured in any of them. `threshold`: what another plan of a bucket may
+    cost, on average over the bucket's cells."""
 
     runs: int
     buckets: int
@@ -60,14 +64,26 @@ class Stability:
         return len(self.flips) / max(1, self.runs * self.cells)
 
     @property
+    def dearest(self) -> float:
+        """What the plan of a bucket of a run costs over that of most runs, on average over the bucket's cells, at most.
+
+        Infinite with a flip whose cost is not known.
+        """
+        costs: dict[tuple[int, int], float] = defaultdict(float)
+        for flip in self.flips:
+            costs[flip.run, flip.bucket] += math.inf if flip.cost is None else flip.share * flip.cost
+        return max(costs.values(), default=0.0)
+
+    @property
     def cheap(self) -> bool:
-        """Whether no flip costs more than the threshold; one whose cost is not known might."""
-        return all(flip.cost is not None and flip.cost <= self.threshold for flip in self.flips)
+        """Whether no other plan of a bucket costs more than the threshold."""
+        return self.dearest <= self.threshold
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         shares = {"share_of_buckets": self.share_of_buckets, "share_of_cells": self.share_of_cells}
-        return {**asdict(self), **shares, "cheap": self.cheap}
+        dearest = None if math.isinf(self.dearest) else self.dearest
+        return {**asdict(self), **shares, "dearest": dearest, "cheap": self.cheap}
 
 
 def stability(runs: Sequence[Run]) -> Stability:
@@ -95,7 +111,7 @@ def stability(runs: Sequence[Run]) -> Stability:
             for i, choice in enumerate(chosen):
                 if choice != majority:
                     cost = _cost(measured, c, choice, majority, runs[0].samples.num_layers)
-                    flips.append(Flip(bucket, cell, i, choice, majority, cost))
+                    flips.append(Flip(bucket, cell, i, choice, majority, cost, 1 / len(measured[0].cells)))
     return Stability(len(runs), buckets, cells, runs[0].samples.rule.threshold, tuple(flips))
 
 

@@ -31,8 +31,8 @@ def stability(runs: int, as_json: bool, options: tuple[str, ...]) -> None:
     """Tune again and again, each time in a process of its own, and say which choices differ and what that costs.
 
     First with nothing stored; then once more, each run challenging the choices that the one before it has stored.
-    Ends with status 1 if a choice that differs from that of most runs costs more than the threshold, or if a stored
-    choice differs at all.
+    Ends with status 1 if the plan of a bucket costs more than the threshold over that of most runs, on average over
+    the bucket, or if a stored choice differs at all.
     """
     from dispatch.bench.stability_run import run_stability
     from dispatch.cli.render import console
@@ -61,9 +61,10 @@ def _view(found: Stable) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(caption="differ: are served otherwise than in most runs; cost: time over what most runs choose")
+    caption = "differ: are served otherwise than in most runs; cost: time over what most runs choose"
+    table = Table(caption=caption + "; a bucket's: on average over its cells")
     table.add_column("runs")
-    for heading in ("buckets", "of them differ", "cells", "of them differ", "dearest", "median cost"):
+    for heading in ("buckets", "differ", "dearest", "cells", "differ", "dearest", "median cost"):
         table.add_column(heading, justify="right")
     flips: list[str] = []
     for what, groups in (("nothing stored", found.fresh), ("with the store", found.stored)):
@@ -73,6 +74,7 @@ def _view(found: Stable) -> RenderableType:
                 f"{one.runs}, {what}",
                 str(one.buckets),
                 f"{one.share_of_buckets:.1%}",
+                _percent(one.dearest),
                 str(one.cells),
                 f"{one.share_of_cells:.2%}",
                 _percent(max(known, default=None)),
@@ -92,6 +94,6 @@ def _dearest(found: Stability) -> Sequence[str]:
 
 
 def _percent(cost: float | None) -> str:
-    from math import expm1
+    from math import expm1, isinf
 
-    return "-" if cost is None else f"{expm1(cost):+.1%}"
+    return "-" if cost is None or isinf(cost) else f"{expm1(cost):+.1%}"
