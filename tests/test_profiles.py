@@ -122,6 +122,21 @@ def test_log_normal_lengths_spread_by_their_sigma() -> None:
     assert abs(logs.std() - 0.7) < 4 * 0.0035 * 0.7
 
 
+def test_rounds_of_a_general_profile_spread_over_its_sigmas_and_over_how_many_are_as_long_as_the_longest() -> None:
+    rounds, batch = 400, 128
+    raw = LogNormal(0.7, (0.5, 1.0)).draw(np.random.default_rng(0), (rounds, batch))
+    alike = (raw == raw.max(axis=1, keepdims=True)).sum(axis=1)
+    # from 1 to a fourth of the batch, as often between 1 and 2 as between 2 and 4: a fifth each of the five octaves
+    assert alike.min() == 1
+    assert alike.max() == 31  # just below 32
+    assert [(alike < limit).mean() for limit in (2, 4, 8, 16)] == pytest.approx([0.2, 0.4, 0.6, 0.8], abs=0.01)
+    # half of all lengths are below the median, which no limit reaches: their spread tells sigma, within
+    # sigma x 0.13 for a normal sample's lower quartile distance of 128
+    logs = np.log(raw)
+    sigmas = (np.median(logs, axis=1) - np.quantile(logs, 0.25, axis=1)) / 0.6745
+    assert np.quantile(sigmas, [0.1, 0.5, 0.9]) == pytest.approx([0.55, 0.75, 0.95], abs=0.1)
+
+
 def test_the_names_tell_the_profiles_apart() -> None:
     assert [LogNormal(sigma).name for sigma in SIGMAS] == ["equal", "lognormal-0.3", "lognormal-0.7", "lognormal-1.2"]
     general = [*(LogNormal(sigma).name for sigma in SIGMAS), "one-long"]

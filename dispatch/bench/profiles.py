@@ -19,7 +19,8 @@ Lengths = NDArray[np.float64]
 
 # Log-normal; production batches of 8 to 128 have max / mean between 1.4 and 7.3. Of each, what its rounds spread over:
 # with one sigma alone, the longest of 128 requests is always 2 or 4 times the mean, and nothing between is measured.
-SIGMAS = {0.0: (0.0, 0.0), 0.3: (0.0, 0.5), 0.7: (0.5, 0.95), 1.2: (0.95, 1.45)}
+SIGMAS = {0.0: (0.0, 0.0), 0.3: (0.0, 0.5), 0.7: (0.5, 1.0), 1.2: (1.0, 1.6)}
+MOST_ALIKE = 4  # up to a fourth of a batch is as long as its longest, as where a service limits the length
 SHORTFALL = 0.05  # a cell whose mean falls further short of its point after clipping is not that point
 FULL_STEP = 1.1  # a point for the full server, unless the last one is as near as this
 SEED = 20  # lengths are new each round, and the same in every run: two runs differ by their timings alone
@@ -49,15 +50,28 @@ class Drawn(Profile):
 
 
 class LogNormal(Drawn):
-    """exp(sigma * normal); sigma 0 is equal lengths. `sigmas`: in each round another one, evenly spread over these."""
+    """exp(sigma * normal); sigma 0 is equal lengths.
+
+    `sigmas`: in each round another one, evenly spread over these, and so many of the longest requests cut down to one
+    length as there may be where a service limits it: in production traces several are often as long as the longest, and
+    kernels tell such a batch from one with a single long request.
+    """
 
     def __init__(self, sigma: float, sigmas: tuple[float, float] | None = None) -> None:
-        self.sigmas, self.name = sigmas or (sigma, sigma), "equal" if sigma == 0 else f"lognormal-{sigma:g}"
+        self.sigmas, self.alike = sigmas or (sigma, sigma), MOST_ALIKE if sigmas else None
+        self.name = "equal" if sigma == 0 else f"lognormal-{sigma:g}"
 
     def draw(self, rng: np.random.Generator, size: tuple[int, int]) -> Lengths:
         low, high = self.sigmas
-        sigmas = low + (high - low) * (rng.permutation(size[0]) + 0.5) / size[0]
-        return np.exp(sigmas[:, None] * rng.standard_normal(size))
+        rounds, batch = size
+        sigmas = low + (high - low) * _spread(rng, rounds)
+        lengths: Lengths = np.exp(sigmas[:, None] * rng.standard_normal(size))
+        if self.alike is None:
+            return lengths
+        alike = np.maximum(1, (batch / self.alike) ** _spread(rng, rounds)).astype(int)  # 1 is the most frequent
+        limits = np.sort(lengths, axis=1)[np.arange(rounds), batch - alike]
+        cut: Lengths = np.minimum(lengths, limits[:, None])
+        return cut
 
 
 class OneLong(Profile):
@@ -106,6 +120,12 @@ class PlannedCell:
         """A cell around a point of the KV grid."""
         skews = lengths.max(axis=1) * EVEN // means_of(lengths)
         return cls(cell_of(mean_kv, skews, profile), lengths)
+
+
+def _spread(rng: np.random.Generator, count: int) -> Lengths:
+    """So many numbers, evenly spread between 0 and 1, in a random order."""
+    spread: Lengths = (rng.permutation(count) + 0.5) / count
+    return spread
 
 
 def means_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
