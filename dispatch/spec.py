@@ -99,6 +99,11 @@ class AttentionSpec:
         """Bytes of K and V for one token of one layer."""
         return self.num_kv_heads * (self.head_dim_qk + self.head_dim_vo) * DTYPE_BYTES[self.kv_dtype]
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether V lies behind K in each row of one tensor, as in vLLM's cache."""
+        return self.kv_strides is not None and min(self.kv_strides) == self.head_dim_qk + self.head_dim_vo
+
     def max_pages(self, max_kv: int) -> int:
         """Pages of a request with `max_kv` tokens."""
         return -(-max_kv // self.page_size)

@@ -49,7 +49,7 @@ def test_every_head_dim_and_group_is_served_with_pages_of_16_and_more(dim, pair)
         ({"dim": 160}, "head dim 160: up to 128, or 192 and more"),
         ({"group": 17}, "group size 17: at most 16"),
         ({"logits_soft_cap": 30.0}, "soft cap: the kernel has none"),
-        ({"kv_strides": (8192, 256, 128)}, "KV strides: only a contiguous cache"),
+        ({"kv_strides": (8196, 260, 130)}, "KV strides (8196, 260, 130): must be multiples of 16 bytes"),
     ],
 )
 def test_what_the_kernel_lacks_is_refused_with_its_reason(changes, why):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, not_installed, refuse
 from dispatch.backends.fa3_layout import block_tokens
+from dispatch.backends.fa3_quantise import Quantise
 from dispatch.device import DeviceFingerprint
-from dispatch.dtypes import E4M3_MAX, TORCH_DTYPES
+from dispatch.dtypes import TORCH_DTYPES
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
+
+Kernel = tuple[Callable[..., Any], Callable[..., Any]]
+"""FA3's get_scheduler_metadata, and what attends, with the arguments that they have in flash_attn_interface."""
 
 MOST_HEAD_DIM = 256
 MOST_SPLITS = 128  # where FA3's own heuristic ends
@@ -39,8 +43,18 @@ class Fa3(Backend):
             return refuse("needs a CUDA device")
         if device.capability != (9, 0):
             return refuse(f"needs SM90, this is {device.sm}")
-        reason = not_installed("flash_attn_interface", self.distribution) or _shape_refused(spec)
+        reason = self.absent() or self.shape_refused(spec)
         return refuse(reason) if reason else SUPPORTED
+
+    def absent(self) -> str:
+        """ "" or why the library is not to be had."""
+        return not_installed(self.library, self.distribution)
+
+    def shape_refused(self, spec: AttentionSpec) -> str:
+        """ "" or why it does not serve such layers."""
+        if spec.kv_strides is not None:
+            return "KV strides: only a contiguous cache is known to be right"
+        return shape_refused(spec)
 
     def tactics(self, spec: AttentionSpec, device: DeviceFingerprint, batch_size: int, max_kv: int) -> tuple[str, ...]:
         rows = batch_size * spec.num_kv_heads
@@ -61,12 +75,18 @@ class Fa3(Backend):
     ) -> DecodeImpl:
         units = torch.cuda.get_device_properties(workspace.device).multi_processor_count
         splits = tactic.get("num_splits", most_splits(spec, units, max_kv))
+        kernel = self.kernel(workspace.device, batch_size)
         if "balanced" in tactic:
-            return _Balanced(spec, batch_size, splits, workspace.device, units, max_kv)
-        return _Fa3(spec, batch_size, splits, workspace.device)
+            return _Balanced(kernel, spec, batch_size, splits, workspace.device, units, max_kv)
+        return _Fa3(kernel, spec, batch_size, splits, workspace.device)
+
+    def kernel(self, device: torch.device, batch_size: int) -> Kernel:
+        """The library, for a batch size."""
+        schedule = importlib.import_module("flash_attn_interface").get_scheduler_metadata
+        return schedule, torch.ops.flash_attn_3.fwd  # registered by the import
 
 
-def _shape_refused(spec: AttentionSpec) -> str:
+def shape_refused(spec: AttentionSpec) -> str:
     """Any page size and group is served; so are strided heads, as HND has them."""
     is_fp8 = spec.kv_dtype == "fp8_e4m3"
     if spec.dtype not in ("bf16", "fp16"):
@@ -82,26 +102,25 @@ def _shape_refused(spec: AttentionSpec) -> str:
         return "soft cap: tokenspeed-fa3 is built without it"
     if spec.has_sinks and (is_fp8 or spec.dtype != "bf16"):
         return "sinks: taken in bf16, and only known to be right for Q and KV in bf16"
-    if spec.kv_strides is not None:
-        return "KV strides: only a contiguous cache is known to be right"
     return ""
 
 
 class _Fa3(DecodeImpl):
     """Calls the operator below `flash_attn_with_kvcache`, which takes no output and would cost a copy of it."""
 
-    def __init__(self, spec: AttentionSpec, batch_size: int, num_splits: int, device: torch.device) -> None:
-        self.schedule: Any = importlib.import_module("flash_attn_interface").get_scheduler_metadata
-        self.attend: Any = torch.ops.flash_attn_3.fwd  # registered by the import
+    def __init__(
+        self, kernel: Kernel, spec: AttentionSpec, batch_size: int, num_splits: int, device: torch.device
+    ) -> None:
+        self.schedule, self.attend = kernel
         self.spec, self.num_splits = spec, num_splits
         window = spec.sliding_window
         self.window = (-1, -1) if window is None else (window - 1, 0)
         self.metadata: torch.Tensor | None = None
-        self.quantise: _Quantise | None = None
+        self.quantise: Quantise | None = None
         self.descales: dict[str, torch.Tensor] = {}
         if spec.kv_dtype == "fp8_e4m3":
             shape = (batch_size, spec.num_kv_heads)
-            self.quantise = _Quantise((batch_size, spec.num_qo_heads, spec.head_dim_qk), device)
+            self.quantise = Quantise((batch_size, spec.num_qo_heads, spec.head_dim_qk), device)
             self.descales = {
                 "q_descale": torch.ones(shape, device=device),
                 "k_descale": torch.full(shape, spec.k_scale, device=device),
@@ -169,9 +188,16 @@ class _Balanced(_Fa3):
     """The same kernel, with a schedule of our own in the place of FA3's: see fa3_balance."""
 
     def __init__(
-        self, spec: AttentionSpec, batch_size: int, num_splits: int, device: torch.device, units: int, max_kv: int
+        self,
+        kernel: Kernel,
+        spec: AttentionSpec,
+        batch_size: int,
+        num_splits: int,
+        device: torch.device,
+        units: int,
+        max_kv: int,
     ) -> None:
-        super().__init__(spec, batch_size, num_splits, device)
+        super().__init__(kernel, spec, batch_size, num_splits, device)
         balance: Any = importlib.import_module("dispatch.backends.fa3_balance")  # imports triton
         heads = spec.num_kv_heads
         own = lambda lengths: self._scheduled(lengths.to(device), max_kv).cpu()  # noqa: E731
@@ -182,16 +208,3 @@ class _Balanced(_Fa3):
     def begin_step(self, inputs: StepInputs) -> None:
         self._take(inputs)
         self.balanced.write(self.lengths)
-
-
-class _Quantise:
-    """Q to e4m3 with a scale of 1, as engines do without a calibrated one; what is too large becomes the largest."""
-
-    def __init__(self, shape: tuple[int, int, int], device: torch.device) -> None:
-        self.quantised = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
-        large = torch.full((1,), 2 * E4M3_MAX, dtype=torch.bfloat16, device=device)
-        # some versions of torch turn what is too large into NaN: those need a clamp before it, one kernel more
-        self.saturates = bool(large.to(torch.float8_e4m3fn).float() == E4M3_MAX)
-
-    def __call__(self, q: torch.Tensor) -> torch.Tensor:
-        return self.quantised.copy_(q if self.saturates else q.clamp(-E4M3_MAX, E4M3_MAX))

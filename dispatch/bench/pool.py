@@ -45,9 +45,7 @@ class PagedPool:
     def __init__(self, spec: AttentionSpec, num_pages: int, num_layers: int, device: torch.device) -> None:
         self.spec, self.num_pages, self.device = spec, num_pages, device
         self.random = torch.Generator(device).manual_seed(0)
-        self.kv_caches = tuple(
-            (self._pages(spec.head_dim_qk), self._pages(spec.head_dim_vo)) for _ in range(num_layers)
-        )
+        self.kv_caches = tuple(self._cache() for _ in range(num_layers))
         self.randomise(num_pages + 1)
         self._orders: dict[tuple[int, int], torch.Tensor] = {}  # by pages, and the width of a block table
         self._columns: dict[int, torch.Tensor] = {}
@@ -130,6 +128,13 @@ class PagedPool:
             self._columns[width] = torch.arange(width, dtype=torch.int32, device=self.device)
         return self._orders[have, width], self._columns[width]
 
+    def _cache(self) -> KVCache:
+        spec = self.spec
+        if not spec.is_packed:
+            return self._pages(spec.head_dim_qk), self._pages(spec.head_dim_vo)
+        both = self._pages(spec.head_dim_qk + spec.head_dim_vo)
+        return both[..., : spec.head_dim_qk], both[..., spec.head_dim_qk :]
+
     def _pages(self, head_dim: int) -> torch.Tensor:
         spec = self.spec
         inner = (spec.page_size, spec.num_kv_heads) if spec.kv_layout == "NHD" else (spec.num_kv_heads, spec.page_size)
@@ -149,4 +154,4 @@ def page_bytes(spec: AttentionSpec) -> int:
     """Bytes of one page of K and V of one layer, with the gaps that its strides leave."""
     if spec.kv_strides is None:
         return spec.page_size * spec.kv_bytes_per_token
-    return 2 * spec.kv_strides[0] * DTYPE_BYTES[spec.kv_dtype]
+    return (1 if spec.is_packed else 2) * spec.kv_strides[0] * DTYPE_BYTES[spec.kv_dtype]

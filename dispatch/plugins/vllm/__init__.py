@@ -1,0 +1,41 @@
+"""decode-dispatch inside vLLM, switched on by ENABLE_DYNAMIC_DECODE_BACKEND=1.
+
+vLLM loads `register` in its front end, its engine core and each worker, before there is a configuration. What it puts
+into vLLM's registry is asked later, when a layer looks for its backend: see `selected`.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import version
+
+from dispatch.config import DispatchConfig
+
+SUPPORTED = "0.26."
+"""How a version of vLLM begins that this adapter is known to fit."""
+
+SELECTED = "dispatch.plugins.vllm.selected.Backend"
+
+# below vLLM's own logger, which has a handler and a format
+log = logging.getLogger("vllm.decode_dispatch")
+
+
+def register() -> None:
+    """Entry point of `vllm.general_plugins`. A second call changes nothing.
+
+    Raises ConfigError for a setting in the environment that cannot be read.
+    """
+    if not DispatchConfig.from_env().enabled:
+        return
+    found = version("vllm")
+    if not found.startswith(SUPPORTED):
+        log.warning("decode-dispatch leaves vLLM %s alone: it knows %s*", found, SUPPORTED)
+        return
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    for taken in (AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.CUSTOM):
+        if taken.is_overridden() and taken.get_path() != SELECTED:
+            log.warning("decode-dispatch leaves vLLM alone: %s has taken the place of %s", taken.get_path(), taken.name)
+            return
+    for place in (AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.CUSTOM):
+        register_backend(place, SELECTED)

@@ -1,0 +1,92 @@
+"""vLLM's FlashAttention backend, of which decode steps may be served by another kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm import _custom_ops
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionBackend,
+    FlashAttentionImpl,
+    FlashAttentionMetadata,
+    FlashAttentionMetadataBuilder,
+)
+
+from dispatch.plugins.vllm.decode import Decoder
+
+
+class DynamicBackend(FlashAttentionBackend):
+    """By the same name: vLLM asks for it here and there."""
+
+    @staticmethod
+    def get_impl_cls() -> type[DynamicImpl]:
+        return DynamicImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[DynamicBuilder]:
+        return DynamicBuilder
+
+
+class DynamicBuilder(FlashAttentionMetadataBuilder):
+    """Asks the plan which kernel serves a decode step. Everything else, and what the plan does not know, is as before.
+
+    `decoder`: set once there is a plan, before graphs are captured.
+    """
+
+    supports_update_block_table = False  # what serves a step has its own block table
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.decoder: Decoder | None = None
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> FlashAttentionMetadata:
+        metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        if self.decoder is not None:
+            metadata.decode_dispatch = self.decoder.step(common_prefix_len, common_attn_metadata)
+        return metadata
+
+
+class DynamicImpl(FlashAttentionImpl):
+    """Over an fp8 cache FlashAttention-3 takes Q quantised, and other kernels do not: so it is quantised here, and not
+    by the layer, which asks `supports_quant_query_input` when it is made."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.quantises = self.supports_quant_query_input and self.kv_cache_dtype.startswith("fp8")
+        if self.quantises:
+            self.supports_quant_query_input = False
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: FlashAttentionMetadata,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        step = getattr(attn_metadata, "decode_dispatch", None)
+        if step is not None:
+            rows = attn_metadata.num_actual_tokens
+            step.attend(layer.layer_name, query[:rows], kv_cache, output[:rows])
+            return output
+        if self.quantises:
+            self.supports_quant_query_input = True  # the base class now takes the scale of Q
+            query = _quantised(query, layer._q_scale, self.num_queries_per_kv)
+        return super().forward(
+            layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
+        )
+
+
+def _quantised(query: torch.Tensor, scale: torch.Tensor, heads_of_a_group: int) -> torch.Tensor:
+    """Q [tokens, heads, head_dim] as the layer would have quantised it: with one scale, or one for each KV head."""
+    groups = {} if scale.numel() == 1 else {"group_shape": (-1, heads_of_a_group * query.shape[-1])}
+    flat, _ = _custom_ops.scaled_fp8_quant(query.reshape(len(query), -1), scale, **groups)
+    return flat.view(query.shape)

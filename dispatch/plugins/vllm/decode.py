@@ -1,0 +1,104 @@
+"""Decode steps of one layer group: which kernel serves the next one, and the kernels themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
+
+from dispatch._core import BackendPlan
+from dispatch.backends import DecodeImpl, KVCache
+from dispatch.candidate import Candidate
+from dispatch.engine.prepare import batch_of
+from dispatch.spec import AttentionSpec
+from dispatch.step import StepInputs
+
+
+def kv_pages(kv_cache: torch.Tensor, spec: AttentionSpec) -> KVCache:
+    """K and V pages as the spec lays them out, out of vLLM's [blocks, kv_heads, block, 2 x head_dim]."""
+    pages = kv_cache.transpose(1, 2) if spec.kv_layout == "NHD" else kv_cache
+    if spec.kv_dtype == "fp8_e4m3":
+        pages = pages.view(torch.float8_e4m3fn)
+    k, v = pages[..., : spec.head_dim_qk], pages[..., spec.head_dim_qk :]
+    return canonicalize_singleton_dim_strides(k), canonicalize_singleton_dim_strides(v)
+
+
+class DecodeStep:
+    """A kernel, built for a bucket, in the place of FlashAttention in the layers of a group.
+
+    A captured graph points at `inputs`: at vLLM's own block table, and at lengths that are set at the first layer: rows
+    that are padding have length 0 in vLLM's, and 1 for our kernels.
+    """
+
+    def __init__(self, impl: DecodeImpl, spec: AttentionSpec, bucket: int, layers: Sequence[str]) -> None:
+        self.impl, self.spec, self.first_layer = impl, spec, layers[0]
+        self.lengths_host = torch.ones(bucket, dtype=torch.int32)
+        self.inputs: StepInputs | None = None
+
+    def prepare(self, metadata: Any, lengths: torch.Tensor) -> DecodeStep:
+        """Before a replay, or a capture. `metadata`: vLLM's, of the whole bucket. `lengths`: int32 [live], host."""
+        live = len(lengths)
+        self.lengths_host[:live], self.lengths_host[live:] = lengths, 1
+        if self.inputs is None:
+            self.given = metadata.seq_lens
+            inner = torch.ones_like(self.given)
+            self.inputs = StepInputs(live, self.lengths_host, inner, metadata.block_table_tensor)
+        self.inputs.num_live = live
+        if self.impl.needs_plan:
+            self.impl.plan(self.inputs)
+        return self
+
+    def attend(self, layer: str, q: torch.Tensor, kv_cache: torch.Tensor, out: torch.Tensor) -> None:
+        """A layer's attention; what comes once a step comes before the first layer's."""
+        assert self.inputs is not None
+        if layer == self.first_layer:
+            torch.clamp_min(self.given, 1, out=self.inputs.lengths)
+            self.impl.begin_step(self.inputs)
+        self.impl.forward(q, kv_pages(kv_cache, self.spec), out)
+
+
+@dataclass
+class Decoder:
+    """Of one layer group. `steps`: by bucket and candidate, the default's not among them.
+
+    `chosen`: what serves the step that was prepared last; None: the default. Until it `serves`, graphs are captured:
+    with what is `forced`.
+    """
+
+    table: BackendPlan
+    default: Candidate
+    steps: dict[tuple[int, Candidate], DecodeStep]
+    chosen: Candidate | None = None
+    forced: Candidate | None = None
+    serves: bool = False
+
+    def step(self, common_prefix_len: int, metadata: Any) -> DecodeStep | None:
+        """What attends in the place of FlashAttention in the step of this CommonAttentionMetadata, or None."""
+        self.chosen = None
+        is_decode = metadata.max_query_len == 1 and metadata.num_actual_tokens == metadata.num_reqs
+        if not is_decode or common_prefix_len or metadata.causal is not True:
+            return None
+        bucket = metadata.num_reqs
+        if self.serves:
+            lengths = metadata.seq_lens_cpu_upper_bound[:bucket]
+            lengths = lengths[: int((lengths > 0).sum())]  # padding lies behind the live rows
+            candidate = self._planned(bucket, lengths)
+        else:
+            lengths, candidate = torch.ones(bucket, dtype=torch.int32), self.forced
+        step = None if candidate is None else self.steps.get((bucket, candidate))
+        if step is None:
+            return None
+        self.chosen = candidate
+        return step.prepare(metadata, lengths)
+
+    def _planned(self, bucket: int, lengths: torch.Tensor) -> Candidate | None:
+        if not len(lengths):
+            return None
+        entry = self.table.lookup(*batch_of(lengths)[:3])
+        if entry is None or entry.bucket != bucket:
+            return None
+        candidate = Candidate(entry.backend, entry.tactic)
+        return None if candidate == self.default else candidate

@@ -1,0 +1,104 @@
+"""vLLM's full decode graphs, captured once more for each variant that a bucket's plan names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import torch
+from vllm.config.compilation import CUDAGraphMode
+
+from dispatch.candidate import Candidate
+from dispatch.config import DispatchConfig
+from dispatch.engine.choose import Choice
+from dispatch.engine.ranks import Ranks
+from dispatch.engine.variants import Variant, extra_variants
+from dispatch.plugins.vllm import log
+from dispatch.plugins.vllm.decode import Decoder
+
+MIB = 1 << 20
+SPARE_MIB = 512  # left free for what vLLM allocates while it serves
+
+
+class Served:
+    """The decoders of a model's layer groups, and the graphs of each variant beside the default's.
+
+    A bucket's graphs cannot read lengths, but the host knows them before it replays one: so there is one for each
+    variant, and `run` takes the one that the step's metadata was built for.
+    """
+
+    def __init__(self, choices: Sequence[Choice], decoders: Sequence[Decoder], ranks: Ranks, config: DispatchConfig):
+        self.choices, self.decoders, self.ranks, self.config = choices, decoders, ranks, config
+        self.graphs: dict[tuple[Candidate | None, ...], dict[Any, Any]] = {}
+
+    def capture(self, runner: Any, capture_model: Callable[[Any], int]) -> None:
+        """Capture each bucket once more for each variant of it, and have `run` choose at each replay."""
+        manager = runner.cudagraph_manager
+        own, planned = manager.graphs, manager._capture_descs
+        start, free = monotonic(), _free_mib()
+        try:
+            for variant, buckets in self._variants(decode_descs(planned)).items():
+                over = self._over_budget(monotonic() - start, free - _free_mib())
+                if why := self.ranks.agreed("another variant is captured", over):
+                    log.warning("decode-dispatch: %s and what follows keep the default: %s", _named(variant), why)
+                    break
+                forced = tuple(
+                    None if c == choice.default else c for c, choice in zip(variant, self.choices, strict=True)
+                )
+                for decoder, candidate in zip(self.decoders, forced, strict=True):
+                    decoder.forced = candidate
+                wanted = [desc for desc in decode_descs(planned) if desc.num_reqs in buckets]
+                manager.graphs, manager._capture_descs = {}, {CUDAGraphMode.FULL: wanted}
+                capture_model(runner)
+                self.graphs[forced] = manager.graphs
+        finally:
+            manager.graphs, manager._capture_descs = own, planned
+            for decoder in self.decoders:
+                decoder.forced, decoder.serves = None, True
+        manager.run_fullgraph = functools.partial(self.run, manager, manager.run_fullgraph)
+        count = sum(map(len, self.graphs.values()))
+        mib, took = free - _free_mib(), monotonic() - start
+        log.info("decode-dispatch: %d graphs beside the default's, in %.1f s and %d MiB", count, took, mib)
+
+    def run(self, manager: Any, run_fullgraph: Any, desc: Any) -> Any:
+        """The graph that was captured for what serves this step."""
+        graphs = self.graphs.get(tuple(decoder.chosen for decoder in self.decoders))
+        if graphs is None or desc not in graphs:
+            return run_fullgraph(desc)
+        own, manager.graphs = manager.graphs, graphs
+        try:
+            return run_fullgraph(desc)
+        finally:
+            manager.graphs = own
+
+    def _over_budget(self, seconds: float, mib: float) -> str:
+        if seconds > self.config.capture_budget_s:
+            return f"the {self.config.capture_budget_s:g} s for graphs are over"
+        if mib > self.config.capture_budget_mib:
+            return f"the {self.config.capture_budget_mib:g} MiB for graphs are over"
+        return "" if _free_mib() > SPARE_MIB else f"less than {SPARE_MIB} MiB are free"
+
+    def _variants(self, descs: Sequence[Any]) -> dict[Variant, set[int]]:
+        """Each variant, and the buckets that want it."""
+        defaults = tuple(choice.default for choice in self.choices)
+        plans = [choice.plan for choice in self.choices]
+        wanted: dict[Variant, set[int]] = {}
+        for bucket in sorted({desc.num_reqs for desc in descs}):
+            for variant in extra_variants(plans, defaults, bucket):
+                wanted.setdefault(variant, set()).add(bucket)
+        return wanted
+
+
+def decode_descs(planned: Mapping[Any, Sequence[Any]]) -> list[Any]:
+    """Of what vLLM captures, the full graphs of decode steps: one token of each request."""
+    return [desc for desc in planned.get(CUDAGraphMode.FULL, ()) if desc.uniform_token_count == 1]
+
+
+def _free_mib() -> float:
+    return torch.cuda.mem_get_info()[0] / MIB
+
+
+def _named(variant: Variant) -> str:
+    return ", ".join(map(str, variant))
