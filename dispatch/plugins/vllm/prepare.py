@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from vllm.config import set_current_vllm_config
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.attention.backends.utils import get_kv_cache_layout
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -56,7 +57,9 @@ def prepare(runner: GPUModelRunner) -> Served | None:
         for group in groups
         if isinstance(builder := group.get_metadata_builder(0), DynamicBuilder)
     ]
-    layers, layout = config.compilation_config.static_forward_context, get_kv_cache_layout()
+    layers = config.compilation_config.static_forward_context
+    with set_current_vllm_config(config):
+        layout = get_kv_cache_layout()
     specs = [spec_of(layers, builder.layer_names, builder.block_size, layout) for builder in builders]
     starts = [sum(spec.num_layers for spec in specs[:i]) for i in range(len(specs))]
     groups = [

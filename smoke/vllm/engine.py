@@ -1,0 +1,56 @@
+"""Real vLLM in this process, with the backend that is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+PLUGIN = "plugin"
+BACKENDS = (PLUGIN, "FLASH_ATTN", "FLASHINFER")
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def engine(
+    folder: Path, backend: str, kv_gib: float, max_len: int, fp8: bool = False, **given: Any
+) -> tuple[Any, float]:
+    """An LLM, and the seconds that it took. `backend`: "plugin": vLLM's default with our switch on; "": with it off."""
+    os.environ["ENABLE_DYNAMIC_DECODE_BACKEND"] = "1" if backend == PLUGIN else "0"
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if backend == "FLASHINFER":
+        os.environ["VLLM_HAS_FLASHINFER_CUBIN"] = "1"  # or it would not take XQA without a network
+    from vllm import LLM
+
+    start = monotonic()
+    attention = {"attention_config": {"backend": backend}} if backend not in (PLUGIN, "") else {}
+    llm = LLM(
+        model=str(folder),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        max_model_len=max_len,
+        max_num_seqs=SIZES[-1],
+        kv_cache_memory_bytes=int(kv_gib * (1 << 30)),
+        kv_cache_dtype="fp8" if fp8 else "auto",
+        compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(SIZES)},
+        **attention,
+        **given,
+    )
+    return llm, monotonic() - start
+
+
+def generate(llm: Any, prompts: Sequence[Sequence[int]], tokens: int) -> list[Any]:
+    """So many tokens after each prompt, the most probable ones, with their log-probabilities."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False)
+    return llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False)
+
+
+def logprobs(outputs: Sequence[Any]) -> list[list[tuple[int, float]]]:
+    """Of each request, the tokens and their log-probabilities."""
+    return [
+        [(token, its[token].logprob) for token, its in zip(o.outputs[0].token_ids, o.outputs[0].logprobs, strict=True)]
+        for o in outputs
+    ]

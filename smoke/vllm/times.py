@@ -1,0 +1,139 @@
+"""Time for each output token of real vLLM: the plugin, FLASH_ATTN and FLASHINFER side by side, taking turns.
+
+    python -m smoke.vllm.times --trace requests.csv [--trace ...] --out times.json [--fp8]
+
+A model of Qwen3-8B's sizes with random weights. Each backend is a process of its own on the same GPU, of which one runs
+at a time. A batch is prompts as long as those of requests drawn from a trace, at most 16384 tokens. They are cached by
+vLLM, so that what is timed is decoding: the time for 1 + 48 tokens less that for 1, over 48. FLASH_ATTN runs twice in
+each of the repeats. A batch that the KV cache does not hold is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import mkdtemp
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from dispatch.bench.trace import read_traces
+from smoke.vllm.engine import BACKENDS, PLUGIN, engine, generate
+from smoke.vllm.model import QWEN3_8B, write
+
+BATCHES, REPEATS, TOKENS, LONGEST = (1, 8, 32, 128), 5, 48, 16384
+TWIN = "FLASH_ATTN again"
+MODULE = "smoke.vllm.times"
+
+
+def lengths_of(trace: Path, batch: int) -> list[int]:
+    """Prompt lengths of so many requests, the same in every process."""
+    (found,) = read_traces([trace])
+    random = np.random.default_rng([batch, len(found.input_tokens)])
+    return np.minimum(random.choice(found.input_tokens, batch), LONGEST).astype(int).tolist()
+
+
+def work(backend: str, kv_gib: float, fp8: bool) -> None:
+    """Answer each line of stdin, {trace, batch}, with the seconds for a token, until there is none."""
+    llm, ready = engine(
+        write(Path(mkdtemp()), QWEN3_8B), backend, kv_gib, LONGEST + 256, fp8, enable_prefix_caching=True
+    )
+    print(json.dumps({"ready_s": ready}), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        lengths = lengths_of(Path(asked["trace"]), asked["batch"])
+        random = np.random.default_rng(asked["batch"])
+        prompts = [random.integers(2, QWEN3_8B["vocab_size"], length).tolist() for length in lengths]
+        generate(llm, prompts, 1)  # into the cache
+        took = []
+        for tokens in (1, 1 + TOKENS):
+            start = perf_counter()
+            generate(llm, prompts, tokens)
+            took.append(perf_counter() - start)
+        print(json.dumps({"token_s": (took[1] - took[0]) / TOKENS}), flush=True)
+
+
+class Worker:
+    """A backend in a process of its own."""
+
+    def __init__(self, backend: str, options: argparse.Namespace) -> None:
+        command = [sys.executable, "-m", MODULE, "--worker", backend, "--kv-gib", str(options.kv_gib)]
+        command += ["--fp8"] if options.fp8 else []
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.ready_s = self._answer()["ready_s"]
+
+    def ask(self, trace: Path, batch: int) -> float:
+        """Seconds for a token."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"trace": str(trace), "batch": batch}) + "\n")
+        self.process.stdin.flush()
+        return float(self._answer()["token_s"])
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):  # vLLM's own lines come between
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise SystemExit(f"a worker ended with status {self.process.wait()}")
+
+
+def summary(token_s: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Paired medians over the repeats, of FLASH_ATTN's time over each: above 1 is faster."""
+    base = token_s["FLASH_ATTN"]
+    return {
+        name: median(b / t for b, t in zip(base, times, strict=True))
+        for name, times in token_s.items()
+        if name != "FLASH_ATTN"
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    parser.add_argument("--trace", type=Path, action="append", default=[])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--fp8", action="store_true")
+    parser.add_argument("--kv-gib", type=float, default=27.5, help="of each backend's KV cache")
+    parser.add_argument("--worker")
+    options = parser.parse_args(arguments)
+    if options.worker:
+        work(options.worker, options.kv_gib, options.fp8)
+        return
+    workers = {name: Worker(name, options) for name in BACKENDS}  # the plugin's first: it tunes on an idle GPU
+    token_bytes = 2 * QWEN3_8B["num_hidden_layers"] * QWEN3_8B["num_key_value_heads"] * QWEN3_8B["head_dim"]
+    capacity = options.kv_gib * (1 << 30) / (token_bytes * (1 if options.fp8 else 2))
+    random, rows = np.random.default_rng(0), []
+    for trace in options.trace:
+        for batch in BATCHES:
+            lengths = lengths_of(trace, batch)
+            row: dict[str, Any] = {"trace": trace.stem, "batch": batch, "tokens": sum(lengths), "longest": max(lengths)}
+            rows.append(row)
+            if sum(lengths) + batch * (TOKENS + 32) > capacity:
+                row["left_out"] = "more than the KV cache holds"
+                continue
+            token_s: dict[str, list[float]] = {name: [] for name in (*BACKENDS, TWIN)}
+            for repeat in range(-1, REPEATS):  # the first one warms up
+                for name in random.permutation(list(token_s)):
+                    took = workers["FLASH_ATTN" if name == TWIN else str(name)].ask(trace, batch)
+                    if repeat >= 0:
+                        token_s[str(name)].append(took)
+            row |= {"token_s": token_s, "over_flash_attn": summary(token_s)}
+            shown = ", ".join(f"{name} {its:.3f}x" for name, its in row["over_flash_attn"].items())
+            ms = 1e3 * median(token_s[PLUGIN])
+            print(f"{trace.stem}, batch {batch}, {sum(lengths)} tokens: {shown}; plugin {ms:.2f} ms", flush=True)
+    ready = {name: worker.ready_s for name, worker in workers.items()}
+    if options.out:
+        options.out.write_text(json.dumps({"fp8": options.fp8, "ready_s": ready, "rows": rows}, indent=1) + "\n")
+    print("ready:", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in ready.items()))
+    for worker in workers.values():
+        worker.process.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""Between vLLM's model runner and its graphs: the builder, the hook, and a graph for each variant."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+from dispatch.candidate import Candidate
+from dispatch.config import DispatchConfig
+from dispatch.decision import Reason
+from dispatch.engine.choose import Choice
+from dispatch.engine.ranks import ALONE
+from dispatch.plan import DecidedBox
+from dispatch.plugins.vllm import graphs, prepare, runner
+from dispatch.plugins.vllm.backend import DynamicBuilder, DynamicImpl
+from dispatch.plugins.vllm.graphs import Served, decode_descs
+from dispatch.samples import Box
+from tests.make import make_plan, make_samples
+from tests.vllm.test_decode import DEFAULT, LAYERS, OTHER, decoder, layer, metadata
+
+SDPA = "torch_sdpa"
+
+
+def descs(*buckets):
+    """What vLLM captures: full graphs of decode steps, and piecewise ones of the rest."""
+    full = [BatchExecutionDescriptor(CUDAGraphMode.FULL, b, b, uniform_token_count=1) for b in buckets]
+    return {
+        CUDAGraphMode.FULL: full,
+        CUDAGraphMode.PIECEWISE: [BatchExecutionDescriptor(CUDAGraphMode.PIECEWISE, b, None) for b in buckets],
+    }
+
+
+@pytest.fixture
+def builder(config):
+    its = config()
+    with set_current_vllm_config(its):
+        spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+        return DynamicBuilder(spec, list(LAYERS), its, torch.device("cpu"))
+
+
+def test_without_a_plan_the_metadata_is_vllms(builder):
+    built = builder.build(0, metadata((5, 60), 4))
+    assert not hasattr(built, "decode_dispatch")
+
+
+def test_with_a_plan_a_decode_step_has_what_serves_it_and_a_prefill_has_not(builder):
+    builder.decoder = decoder()
+    assert builder.build(0, metadata((5, 60), 4)).decode_dispatch is builder.decoder.steps[4, OTHER]
+    assert builder.build(0, metadata((5, 60), 4, prefill=True)).decode_dispatch is None
+    assert builder.build_for_cudagraph_capture(metadata((5, 60), 4)).decode_dispatch is not None
+
+
+def test_a_layer_attends_with_what_its_metadata_names(builder, monkeypatch):
+    fallen_back = []
+    monkeypatch.setattr(FlashAttentionImpl, "forward", lambda self, *args: fallen_back.append(args[0]))
+    impl = DynamicImpl.__new__(DynamicImpl)
+    impl.quantises = False
+    builder.decoder = decoder()
+    its = layer()
+    its.layer_name = LAYERS[0]
+    q, out = torch.randn(4, 8, 64).to(torch.bfloat16), torch.full((4, 8, 64), float("nan"), dtype=torch.bfloat16)
+    impl.forward(its, q, None, None, its.kv_cache, builder.build(0, metadata((5, 60), 4)), out)
+    assert out.isfinite().all()
+    assert not fallen_back
+    impl.forward(its, q, None, None, its.kv_cache, builder.build(0, metadata((100, 120), 4)), out)
+    impl.forward(its, q, None, None, its.kv_cache, None, out)  # vLLM's profiling run
+    assert fallen_back == [its, its]
+
+
+class Manager:
+    """As vLLM's, whose graphs are the names of what they were captured with."""
+
+    def __init__(self, decoders, *buckets):
+        self.graphs, self._capture_descs, self.decoders = {}, descs(*buckets), decoders
+        self.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+
+    def capture(self):
+        for desc in self._capture_descs[CUDAGraphMode.FULL]:
+            self.graphs[desc] = tuple(decoder.forced for decoder in self.decoders)
+
+    def run_fullgraph(self, desc):
+        return self.graphs[desc]
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """Served after capture, and its manager: torch_sdpa in a box of buckets 4 and 8, of 3."""
+    monkeypatch.setattr(graphs, "_free_mib", lambda: 10_000.0)
+
+    def made(config=None, buckets=(2, 4, 8)):
+        plan = make_plan(
+            make_samples(buckets=buckets),
+            boxes=tuple(DecidedBox(Box(b, 1, 64, 1000, 4000, SDPA), Reason.FASTEST, 1.1) for b in (4, 8)),
+        )
+        serving = decoder()
+        serving.serves = False
+        served = Served([Choice(DEFAULT, plan, plan.table())], [serving], ALONE, config or DispatchConfig())
+        manager = Manager([serving], *buckets)
+        its = SimpleNamespace(cudagraph_manager=manager)
+        manager.capture()
+        served.capture(its, lambda its: its.cudagraph_manager.capture())
+        return served, manager
+
+    return made
+
+
+def test_a_bucket_has_a_graph_for_each_variant_that_its_plan_names(captured):
+    served, manager = captured()
+    full = descs(2, 4, 8)[CUDAGraphMode.FULL]
+    assert manager.graphs == dict.fromkeys(full, (None,))
+    assert served.graphs == {(OTHER,): dict.fromkeys(full[1:], (OTHER,))}
+    assert manager._capture_descs == descs(2, 4, 8)
+    assert served.decoders[0].serves
+
+
+def test_a_replay_takes_the_graph_that_the_metadata_was_built_for(captured):
+    served, manager = captured()
+    two, four, _ = descs(2, 4, 8)[CUDAGraphMode.FULL]
+    serving = served.decoders[0]
+    serving.step(0, metadata((5, 60), 4))
+    assert manager.run_fullgraph(four) == (OTHER,)
+    serving.step(0, metadata((100, 120), 4))
+    assert manager.run_fullgraph(four) == (None,)
+    serving.chosen = OTHER  # a bucket without such a graph
+    assert manager.run_fullgraph(two) == (None,)
+    assert manager.graphs == dict.fromkeys(descs(2, 4, 8)[CUDAGraphMode.FULL], (None,))
+
+
+def test_a_capture_that_fails_leaves_vllms_graphs(captured, monkeypatch):
+    served, manager = captured()
+    own = dict(manager.graphs)
+    served.graphs.clear()
+
+    def fails(its):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError):
+        served.capture(SimpleNamespace(cudagraph_manager=manager), fails)
+    assert manager.graphs == own
+    assert manager._capture_descs == descs(2, 4, 8)
+    assert served.decoders[0].forced is None
+
+
+@pytest.mark.parametrize("setting", ["capture_budget_mib", "memory"])
+def test_beyond_its_budget_nothing_more_is_captured(captured, monkeypatch, caplog, setting):
+    if setting == "memory":
+        monkeypatch.setattr(graphs, "SPARE_MIB", 20_000)
+    else:
+        free = iter(range(100_000, 0, -5_000))
+        monkeypatch.setattr(graphs, "_free_mib", lambda: float(next(free)))
+    with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
+        served, _ = captured()
+    assert served.graphs == {}
+    assert "torch_sdpa and what follows keep the default" in caplog.text
+
+
+def test_decode_steps_are_what_has_one_token_of_each_request():
+    drafts = BatchExecutionDescriptor(CUDAGraphMode.FULL, 8, 4, uniform_token_count=2)
+    mixed = BatchExecutionDescriptor(CUDAGraphMode.FULL, 8, 8)
+    planned = {CUDAGraphMode.FULL: [drafts, mixed, *descs(4)[CUDAGraphMode.FULL]]}
+    assert decode_descs(planned) == descs(4)[CUDAGraphMode.FULL]
+    assert decode_descs({}) == []
+
+
+# --- the hook
+
+
+@pytest.fixture
+def vllms_own(monkeypatch):
+    """vLLM's capture_model, in the place of which the hook comes; it says that it was called."""
+    calls = []
+    monkeypatch.setattr(GPUModelRunner, "capture_model", lambda self: calls.append(self) or 7)
+    runner.hook()
+    runner.hook()
+    return calls
+
+
+def test_vllm_captures_once_and_whatever_goes_wrong_in_planning(vllms_own, caplog):
+    its = object()  # nothing that can be planned for
+    with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
+        assert GPUModelRunner.capture_model(its) == 7
+    assert vllms_own == [its]
+    assert "decode-dispatch leaves attention alone" in caplog.text
+
+
+def model_runner(builder, config, mode=CUDAGraphMode.FULL_AND_PIECEWISE, layers=None):
+    """As vLLM's is before it captures, on a CPU."""
+    layers = layers or {name: layer() for name in LAYERS}
+    manager = Manager([], 4)
+    manager.cudagraph_mode = mode
+    config.compilation_config.static_forward_context = layers
+    group = SimpleNamespace(get_metadata_builder=lambda ubatch: builder)
+    return SimpleNamespace(
+        vllm_config=config,
+        cudagraph_manager=manager,
+        attn_groups=[[group]],
+        kv_cache_config=SimpleNamespace(num_blocks=40),
+        device=torch.device("cpu"),
+    )
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """choose(), told what it is asked, and with torch_sdpa in the plan of bucket 4 beside torch_chunked."""
+    asked = []
+
+    def choose(groups, request, device, backends, refusal, ranks):
+        asked.append((groups, request, backends))
+        plan = make_plan(
+            make_samples(buckets=(4,)), boxes=(DecidedBox(Box(4, 1, 64, 1000, 4000, SDPA), Reason.FASTEST, 1.1),)
+        )
+        return [Choice(Candidate("torch_chunked"), plan, plan.table())]
+
+    monkeypatch.setattr(prepare, "choose", choose)
+    monkeypatch.setattr(prepare, "get_tp_group", lambda: SimpleNamespace(world_size=1))
+    monkeypatch.setitem(prepare.OURS, SDPA, "dispatch.backends.torch_sdpa:TorchSdpa")
+    return asked
+
+
+def test_a_plan_is_asked_for_what_vllm_will_run_and_its_kernels_are_built(builder, config, planned):
+    its = model_runner(builder, config(additional_config={"dynamic_decode": {"threshold": 0.05}}))
+    served = prepare.prepare(its)
+    ((group,), request, backends) = planned[0]
+    assert (group.spec.page_size, group.spec.num_layers, group.layers) == (16, 2, (0, 1))
+    assert (request.buckets, request.max_seq_len, request.capacity) == ((4,), 4096, 640)
+    assert request.config.threshold == 0.05
+    assert request.traits.finite_kv
+    assert backends.names()[0] == "vllm_fa3"
+    assert list(builder.decoder.steps) == [(4, OTHER)]
+    assert served.decoders == [builder.decoder]
+
+
+def test_what_cannot_be_built_loses_its_bucket_alone(builder, config, planned, monkeypatch, caplog):
+    from dispatch.backends.torch_sdpa import TorchSdpa
+
+    def fails(self, *args):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(TorchSdpa, "build", fails)
+    with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
+        assert prepare.prepare(model_runner(builder, config())).decoders[0].steps == {}
+    assert "bucket 4: torch_sdpa was not built: RuntimeError: no such kernel" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE])
+def test_graphs_that_mix_prefill_and_decode_are_left_alone(builder, config, planned, mode):
+    assert prepare.prepare(model_runner(builder, config(), mode)) is None
+    assert not planned
+    assert builder.decoder is None
+
+
+def test_on_a_machine_without_the_kernels_vllm_goes_on(builder, config, monkeypatch, vllms_own, caplog):
+    monkeypatch.setattr(prepare, "get_tp_group", lambda: SimpleNamespace(world_size=1))
+    its = model_runner(builder, config())
+    with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
+        GPUModelRunner.capture_model(its)
+    assert vllms_own == [its]
+    assert "no backend serves this layer" in caplog.text
+    assert builder.decoder is None
