@@ -260,3 +260,34 @@ def test_a_chain_has_a_sink_for_each_query_head_where_the_layer_has_them(has_sin
     assert (None if sinks is None else (tuple(sinks.shape), sinks.dtype)) == (
         ((8,), torch.float32) if has_sinks else None
     )
+
+
+# --- K and V in one tensor
+
+PACKED = {"kv_strides": (16 * 2 * 128, 2 * 128, 128)}  # 16 tokens of 2 heads, in each row K and then V of 64
+
+
+def test_where_v_lies_behind_k_both_are_views_of_one_tensor() -> None:
+    pool = pool_of(num_pages=5, **PACKED)
+    ((k, v),) = pool.kv_caches
+    assert k.shape == v.shape == (6, 16, 2, 64)
+    assert k.stride() == v.stride() == (*PACKED["kv_strides"], 1)
+    assert v.data_ptr() - k.data_ptr() == 64 * 2
+    assert k.untyped_storage().nbytes() == 6 * page_bytes(pool.spec)
+    assert page_bytes(pool.spec) == page_bytes(make_spec())
+    assert all(0.9 < pages.float().std() < 1.1 for pages in (k, v))
+
+
+def test_strides_with_other_gaps_are_two_tensors() -> None:
+    spec = make_spec(kv_strides=(16 * 2 * 80, 2 * 80, 80))
+    assert not spec.is_packed
+    ((k, v),) = PagedPool(spec, 5, 1, CPU).kv_caches
+    assert k.untyped_storage().data_ptr() != v.untyped_storage().data_ptr()
+
+
+def test_heads_outside_of_tokens_are_packed_too() -> None:
+    spec = make_spec(kv_layout="HND", kv_strides=(2 * 16 * 128, 16 * 128, 128))
+    assert spec.is_packed
+    ((k, v),) = PagedPool(spec, 5, 1, CPU).kv_caches
+    assert k.shape == (6, 2, 16, 64)
+    assert v.data_ptr() - k.data_ptr() == 64 * 2
