@@ -119,3 +119,17 @@ def test_another_backend_that_the_user_names_is_not_touched(switched_on, config)
 
 def test_without_a_configuration_it_is_vllms_own(switched_on):
     assert AttentionBackendEnum.FLASH_ATTN.get_class() is FlashAttentionBackend
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"treshold": 0.1}, "settings are threshold, cluster_margin"),
+        ({"enabled": True}, "settings are threshold"),  # only the environment switches
+        ({"threshold": "much"}, "--dyn_decode_threshold"),
+        ("fast", "settings are threshold"),
+    ],
+)
+def test_settings_that_cannot_be_read_are_told_at_start(switched_on, config, settings, why):
+    with pytest.raises(ConfigError, match=why):
+        backend_of(config(additional_config={"dynamic_decode": settings}))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from dispatch.config import DispatchConfig
+from dispatch.errors import ConfigError
+from dispatch.plainjson import shown
 
 SETTINGS = "dynamic_decode"
 """Of additional_config: settings by the names of DispatchConfig's fields. The switch is the environment's."""
@@ -17,7 +20,10 @@ def settings(config: Any) -> DispatchConfig:
     """The environment's, and over them those of additional_config. Raises ConfigError."""
     additional = config.additional_config
     given = additional.get(SETTINGS, {}) if isinstance(additional, dict) else {}
-    return DispatchConfig.from_env(**{**given, "enabled": None})
+    known = [field.name for field in fields(DispatchConfig) if field.name != "enabled"]
+    if not isinstance(given, dict) or not set(given) <= set(known):
+        raise ConfigError(f"additional_config {SETTINGS}={shown(given)}: settings are {', '.join(known)}")
+    return DispatchConfig.from_env(**given)
 
 
 def refusal(config: Any) -> str:

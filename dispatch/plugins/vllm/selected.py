@@ -1,6 +1,7 @@
 """What vLLM's registry finds in the place of FLASH_ATTN: that backend itself, or ours where it may serve.
 
-`Backend` is looked up each time that a layer asks for its backend, with the configuration at hand.
+`Backend` is looked up each time that a layer asks for its backend, with the configuration at hand; it raises
+ConfigError for settings that cannot be read.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dispatch.plugins.vllm import log
-from dispatch.plugins.vllm.refusals import refusal
+from dispatch.plugins.vllm.refusals import refusal, settings
 
 _said: set[str] = set()
 
@@ -22,6 +23,7 @@ def __getattr__(name: str) -> Any:
     config = get_current_vllm_config_or_none()
     if config is None:  # asked for what it can do, and not for a layer
         return FlashAttentionBackend
+    settings(config)  # what cannot be read is told at start
     why = refusal(config)
     if why:
         if why not in _said:
