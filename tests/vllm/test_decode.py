@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from dispatch._core import BackendPlan
 from dispatch.backends import registry
 from dispatch.candidate import Candidate
 from dispatch.errors import SpecError
+from dispatch.plugins.vllm.check import difference
 from dispatch.plugins.vllm.decode import Decoder, DecodeStep, kv_pages
 from dispatch.plugins.vllm.layers import spec_of
 from dispatch.reference import reference_decode
@@ -41,6 +44,7 @@ def layer(kv_cache=None, **changes):
         "logits_soft_cap": 0,
         "sinks": None,
         "kv_cache_dtype": "auto",
+        "vllm_flash_attn_version": 3,
     }
     own = {name: changes.pop(name) for name in list(changes) if name not in impl}
     return SimpleNamespace(
@@ -52,6 +56,8 @@ def layer(kv_cache=None, **changes):
             "calculate_kv_scales": False,
             "_k_scale_float": 1.0,
             "_v_scale_float": 1.0,
+            "_k_scale": torch.ones(()),
+            "_v_scale": torch.ones(()),
             **own,
         }
     )
@@ -90,6 +96,10 @@ def test_a_window_counts_the_current_token():
         ({"sliding_window": (7, 7)}, "a window to both sides"),
         ({"kv_cache_dtype": "fp8", "calculate_kv_scales": True}, "calculated at run time"),
         ({"dtype": torch.float32}, "neither bf16 nor fp16"),
+        ({"sinks": torch.ones(8)}, "attention sinks"),
+        ({"vllm_flash_attn_version": 2}, "FlashAttention 2 serves the layer"),
+        ({"kv_cache_dtype": "fp8", "_k_scale": torch.ones(2)}, "a scale for each head"),
+        ({"num_kv_heads": 4}, "a KV cache that is not"),
     ],
 )
 def test_what_no_candidate_serves_is_refused_with_its_reason(changes, why):
@@ -135,7 +145,7 @@ def decoder(bucket=4, boxes=((1, 64, 1000, 4000),)):
     table.freeze()
     its = spec()
     impl = registry.get("torch_sdpa").build(its, bucket, MAX_PAGES * BLOCK, torch.empty(0), {})
-    steps = {(bucket, OTHER): DecodeStep(impl, its, bucket, LAYERS)}
+    steps = {(bucket, OTHER): DecodeStep(impl, its, bucket)}
     return Decoder(table, DEFAULT, steps, serves=True)
 
 
@@ -146,9 +156,9 @@ def test_live_rows_are_attended_over_their_own_pages(lengths):
     q = torch.randn(4, HEADS, DIM).to(torch.bfloat16)
     rows = torch.tensor(lengths, dtype=torch.int32)
     inputs = StepInputs(len(lengths), rows, rows, given.block_table_tensor)
-    for name in LAYERS:
+    for _ in LAYERS:
         cache, out = packed(), torch.full((4, HEADS, DIM), float("nan"), dtype=torch.bfloat16)
-        step.attend(name, q, cache, out)
+        step.attend(q, cache, out)
         expected = reference_decode(step.spec, q, kv_pages(cache, step.spec), inputs, None)
         assert (out[: len(lengths)].float() - expected).abs().max() < 0.02
         assert out.isfinite().all()  # padding too: it goes through the layers behind
@@ -158,13 +168,13 @@ def test_the_next_step_is_read_from_the_same_buffers():
     serving = decoder()
     first = metadata((5, 60), 4)
     step = serving.step(0, first)
-    step.attend(LAYERS[0], torch.randn(4, HEADS, DIM).to(torch.bfloat16), packed(), torch.empty(4, HEADS, DIM))
+    step.attend(torch.randn(4, HEADS, DIM).to(torch.bfloat16), packed(), torch.empty(4, HEADS, DIM))
     pointed = step.inputs.lengths.data_ptr(), step.inputs.block_table.data_ptr()
     second = metadata((9, 64, 30), 4)
     first.seq_lens.copy_(second.seq_lens)  # vLLM refreshes its buffers in place
     first.block_table_tensor.copy_(second.block_table_tensor)
     assert serving.step(0, second) is step
-    step.attend(LAYERS[0], torch.randn(4, HEADS, DIM).to(torch.bfloat16), packed(), torch.empty(4, HEADS, DIM))
+    step.attend(torch.randn(4, HEADS, DIM).to(torch.bfloat16), packed(), torch.empty(4, HEADS, DIM))
     assert step.inputs.lengths.tolist() == [9, 64, 30, 1]
     assert step.inputs.num_live == 3
     assert (step.inputs.lengths.data_ptr(), step.inputs.block_table.data_ptr()) == pointed
@@ -198,3 +208,39 @@ def test_graphs_are_captured_with_what_is_forced_and_with_the_default_otherwise(
     assert capturing.chosen == OTHER
     capturing.forced = Candidate("flashinfer_xqa")  # not built for this bucket
     assert capturing.step(0, one) is None
+
+
+def test_a_kernel_that_cannot_plan_is_not_used_again(monkeypatch, caplog):
+    serving = decoder()
+    monkeypatch.setattr(serving.steps[4, OTHER].impl, "plan", lambda inputs: 1 / 0)
+    with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
+        assert serving.step(0, metadata((5, 60), 4)) is None
+    assert serving.steps == {}
+    assert serving.chosen is None
+    assert "bucket 4 keeps the default: torch_sdpa: ZeroDivisionError" in caplog.text
+
+
+# --- over vLLM's own cache
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("bucket", [1, 4, 20])
+def test_a_kernel_that_is_right_is_off_by_nothing_and_leaves_the_cache_as_it_was(layout, bucket):
+    its, its_layer = spec(layout), layer(packed(layout))
+    its_layer.kv_cache[0] = 0
+    before = its_layer.kv_cache.clone()
+    impl = registry.get("torch_sdpa").build(its, bucket, MAX_PAGES * BLOCK, torch.empty(0), {})
+    step = DecodeStep(impl, its, bucket)
+    assert difference(step, its_layer, MAX_PAGES * BLOCK) == ""
+    assert torch.equal(its_layer.kv_cache, before)
+    assert step.inputs is None
+
+
+@pytest.mark.parametrize("changes", [{"sm_scale": 0.25}, {"kv_layout": "HND", "kv_strides": (4096, 2048, 128)}])
+def test_a_kernel_that_reads_the_cache_otherwise_is_told(changes):
+    impl = registry.get("torch_sdpa").build(replace(spec(), **changes), 4, MAX_PAGES * BLOCK, torch.empty(0), {})
+    step = DecodeStep(impl, spec(), 4)
+    if "kv_layout" in changes:  # K and V of one token of all heads, taken for tokens of a head
+        forward = impl.forward
+        impl.forward = lambda q, kv, out: forward(q, tuple(t.reshape(BLOCKS, KV_HEADS, BLOCK, DIM) for t in kv), out)
+    assert "relative error" in difference(step, layer(), MAX_PAGES * BLOCK)

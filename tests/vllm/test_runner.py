@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -96,13 +97,14 @@ def captured(monkeypatch):
     """Served after capture, and its manager: torch_sdpa in a box of buckets 4 and 8, of 3."""
     monkeypatch.setattr(graphs, "_free_mib", lambda: 10_000.0)
 
-    def made(config=None, buckets=(2, 4, 8)):
+    def made(config=None, buckets=(2, 4, 8), built=(4, 8)):
         plan = make_plan(
             make_samples(buckets=buckets),
             boxes=tuple(DecidedBox(Box(b, 1, 64, 1000, 4000, SDPA), Reason.FASTEST, 1.1) for b in (4, 8)),
         )
         serving = decoder()
         serving.serves = False
+        serving.steps |= {(8, OTHER): serving.steps[4, OTHER]} if 8 in built else {}
         served = Served([Choice(DEFAULT, plan, plan.table())], [serving], ALONE, config or DispatchConfig())
         manager = Manager([serving], *buckets)
         its = SimpleNamespace(cudagraph_manager=manager)
@@ -122,6 +124,11 @@ def test_a_bucket_has_a_graph_for_each_variant_that_its_plan_names(captured):
     assert served.decoders[0].serves
 
 
+def test_what_was_not_built_gets_no_graph(captured):
+    served, _ = captured(built=(4,))
+    assert served.graphs == {(OTHER,): {descs(2, 4, 8)[CUDAGraphMode.FULL][1]: (OTHER,)}}
+
+
 def test_a_replay_takes_the_graph_that_the_metadata_was_built_for(captured):
     served, manager = captured()
     two, four, _ = descs(2, 4, 8)[CUDAGraphMode.FULL]
@@ -135,17 +142,21 @@ def test_a_replay_takes_the_graph_that_the_metadata_was_built_for(captured):
     assert manager.graphs == dict.fromkeys(descs(2, 4, 8)[CUDAGraphMode.FULL], (None,))
 
 
-def test_a_capture_that_fails_leaves_vllms_graphs(captured, monkeypatch):
+def test_a_capture_that_fails_leaves_vllms_graphs(captured, caplog):
     served, manager = captured()
     own = dict(manager.graphs)
     served.graphs.clear()
+    served.decoders[0].serves = False
 
     def fails(its):
         raise RuntimeError("out of memory")
 
-    with pytest.raises(RuntimeError):
+    with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
         served.capture(SimpleNamespace(cudagraph_manager=manager), fails)
+    assert "torch_sdpa and what follows keep the default: RuntimeError: out of memory" in caplog.text
     assert manager.graphs == own
+    assert served.graphs == {}
+    assert served.decoders[0].step(0, metadata((5, 60), 4)) is None
     assert manager._capture_descs == descs(2, 4, 8)
     assert served.decoders[0].forced is None
 
@@ -248,7 +259,36 @@ def test_what_cannot_be_built_loses_its_bucket_alone(builder, config, planned, m
     monkeypatch.setattr(TorchSdpa, "build", fails)
     with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
         assert prepare.prepare(model_runner(builder, config())).decoders[0].steps == {}
-    assert "bucket 4: torch_sdpa was not built: RuntimeError: no such kernel" in caplog.text
+    assert "bucket 4: torch_sdpa is not used: RuntimeError: no such kernel" in caplog.text
+
+
+def test_what_gives_other_numbers_over_vllms_cache_loses_its_bucket_alone(
+    builder, config, planned, monkeypatch, caplog
+):
+    from dispatch.backends.torch_sdpa import TorchSdpa
+
+    build = TorchSdpa.build
+    monkeypatch.setattr(TorchSdpa, "build", lambda self, spec, *rest: build(self, replace(spec, sm_scale=0.5), *rest))
+    with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
+        assert prepare.prepare(model_runner(builder, config())).decoders[0].steps == {}
+    assert "bucket 4: torch_sdpa is not used: MeasureError: row" in caplog.text
+
+
+def test_a_builder_of_another_kind_is_left_alone(builder, config, planned, caplog):
+    class TheirBuilder(DynamicBuilder):
+        """As vLLM's for layers with static sinks, which changes lengths and block tables."""
+
+    builder.__class__ = TheirBuilder
+    with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
+        assert prepare.prepare(model_runner(builder, config())) is None
+    assert not planned
+
+
+def test_a_second_engine_of_the_process_that_names_a_backend_is_left_alone(builder, config, planned, caplog):
+    named = config(attention_config={"backend": "FLASH_ATTN"})
+    with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
+        assert prepare.prepare(model_runner(builder, named)) is None
+    assert "named the attention backend" in caplog.text
 
 
 @pytest.mark.parametrize("mode", [CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE])
@@ -264,5 +304,5 @@ def test_on_a_machine_without_the_kernels_vllm_goes_on(builder, config, monkeypa
     with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
         GPUModelRunner.capture_model(its)
     assert vllms_own == [its]
-    assert "no backend serves this layer" in caplog.text
+    assert "needs a CUDA device" in caplog.text
     assert builder.decoder is None

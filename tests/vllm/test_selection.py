@@ -133,3 +133,15 @@ def test_without_a_configuration_it_is_vllms_own(switched_on):
 def test_settings_that_cannot_be_read_are_told_at_start(switched_on, config, settings, why):
     with pytest.raises(ConfigError, match=why):
         backend_of(config(additional_config={"dynamic_decode": settings}))
+
+
+def test_over_an_fp8_cache_the_model_is_another_one_for_vllms_compile_cache(switched_on, config, monkeypatch):
+    # a layer does not quantise Q any more: a graph that was compiled with the switch off would hand on a quantised one
+    its = config(kv_cache_dtype="fp8")
+    before = its.compute_hash()
+    backend_of(its)
+    assert its.compute_hash() != before
+    other = config()
+    before = other.compute_hash()
+    backend_of(other)
+    assert other.compute_hash() == before

@@ -75,7 +75,7 @@ class DynamicImpl(FlashAttentionImpl):
         step = getattr(attn_metadata, "decode_dispatch", None)
         if step is not None:
             rows = attn_metadata.num_actual_tokens
-            step.attend(layer.layer_name, query[:rows], kv_cache, output[:rows])
+            step.attend(query[:rows], kv_cache, output[:rows])
             return output
         if self.quantises:
             self.supports_quant_query_input = True  # the base class now takes the scale of Q

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,10 @@ from dispatch._core import BackendPlan
 from dispatch.backends import DecodeImpl, KVCache
 from dispatch.candidate import Candidate
 from dispatch.engine.prepare import batch_of
+from dispatch.engine.ranks import ALONE, Ranks
+from dispatch.engine.serving import ONE_STEP_S
+from dispatch.errors import one_line
+from dispatch.plugins.vllm import log
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
 
@@ -33,28 +36,32 @@ class DecodeStep:
     that are padding have length 0 in vLLM's, and 1 for our kernels.
     """
 
-    def __init__(self, impl: DecodeImpl, spec: AttentionSpec, bucket: int, layers: Sequence[str]) -> None:
-        self.impl, self.spec, self.first_layer = impl, spec, layers[0]
+    def __init__(self, impl: DecodeImpl, spec: AttentionSpec, bucket: int) -> None:
+        self.impl, self.spec, self.begun = impl, spec, False
         self.lengths_host = torch.ones(bucket, dtype=torch.int32)
         self.inputs: StepInputs | None = None
 
     def prepare(self, metadata: Any, lengths: torch.Tensor) -> DecodeStep:
-        """Before a replay, or a capture. `metadata`: vLLM's, of the whole bucket. `lengths`: int32 [live], host."""
+        """Before a replay, or a capture. `metadata`: vLLM's, of the whole bucket. `lengths`: int32 [live], host.
+
+        Raises what the kernel's plan() raises.
+        """
         live = len(lengths)
         self.lengths_host[:live], self.lengths_host[live:] = lengths, 1
         if self.inputs is None:
             self.given = metadata.seq_lens
             inner = torch.ones_like(self.given)
             self.inputs = StepInputs(live, self.lengths_host, inner, metadata.block_table_tensor)
-        self.inputs.num_live = live
+        self.inputs.num_live, self.begun = live, False
         if self.impl.needs_plan:
             self.impl.plan(self.inputs)
         return self
 
-    def attend(self, layer: str, q: torch.Tensor, kv_cache: torch.Tensor, out: torch.Tensor) -> None:
+    def attend(self, q: torch.Tensor, kv_cache: torch.Tensor, out: torch.Tensor) -> None:
         """A layer's attention; what comes once a step comes before the first layer's."""
         assert self.inputs is not None
-        if layer == self.first_layer:
+        if not self.begun:
+            self.begun = True
             torch.clamp_min(self.given, 1, out=self.inputs.lengths)
             self.impl.begin_step(self.inputs)
         self.impl.forward(q, kv_pages(kv_cache, self.spec), out)
@@ -64,13 +71,14 @@ class DecodeStep:
 class Decoder:
     """Of one layer group. `steps`: by bucket and candidate, the default's not among them.
 
-    `chosen`: what serves the step that was prepared last; None: the default. Until it `serves`, graphs are captured:
-    with what is `forced`.
+    `ranks`: those that must serve a step alike. `chosen`: what serves the step that was prepared last; None: the
+    default. Until it `serves`, graphs are captured: with what is `forced`.
     """
 
     table: BackendPlan
     default: Candidate
     steps: dict[tuple[int, Candidate], DecodeStep]
+    ranks: Ranks = ALONE
     chosen: Candidate | None = None
     forced: Candidate | None = None
     serves: bool = False
@@ -89,10 +97,25 @@ class Decoder:
         else:
             lengths, candidate = torch.ones(bucket, dtype=torch.int32), self.forced
         step = None if candidate is None else self.steps.get((bucket, candidate))
-        if step is None:
+        if step is None or candidate is None:
+            return None
+        try:
+            step.prepare(metadata, lengths)
+        except Exception as error:
+            if not self.serves:
+                raise
+            self._leave_out(bucket, candidate, error)
             return None
         self.chosen = candidate
-        return step.prepare(metadata, lengths)
+        return step
+
+    def _leave_out(self, bucket: int, candidate: Candidate, error: Exception) -> None:
+        """A kernel that cannot plan is not used again, and the default serves; it has launched nothing yet."""
+        # What plan() refuses, it mostly refuses on all ranks alike, in this same step: they meet here, and in no other.
+        # One rank with another graph would be wrong: an all-reduce may read buffers of the graphs captured with it.
+        self.ranks.share(f"bucket {bucket}: {candidate} could not plan", None, ONE_STEP_S)
+        del self.steps[bucket, candidate]
+        log.warning("decode-dispatch: bucket %d keeps the default: %s: %s", bucket, candidate, one_line(error))
 
     def _planned(self, bucket: int, lengths: torch.Tensor) -> Candidate | None:
         if not len(lengths):

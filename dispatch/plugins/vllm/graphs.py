@@ -15,6 +15,7 @@ from dispatch.config import DispatchConfig
 from dispatch.engine.choose import Choice
 from dispatch.engine.ranks import Ranks
 from dispatch.engine.variants import Variant, extra_variants
+from dispatch.errors import one_line
 from dispatch.plugins.vllm import log
 from dispatch.plugins.vllm.decode import Decoder
 
@@ -51,12 +52,23 @@ class Served:
                     decoder.forced = candidate
                 wanted = [desc for desc in decode_descs(planned) if desc.num_reqs in buckets]
                 manager.graphs, manager._capture_descs = {}, {CUDAGraphMode.FULL: wanted}
-                capture_model(runner)
+                failed = ""
+                try:
+                    capture_model(runner)
+                except Exception as error:
+                    failed = one_line(error)
+                if why := self.ranks.agreed("another variant was captured", failed):
+                    log.warning("decode-dispatch: %s and what follows keep the default: %s", _named(variant), why)
+                    break
                 self.graphs[forced] = manager.graphs
         finally:
             manager.graphs, manager._capture_descs = own, planned
             for decoder in self.decoders:
-                decoder.forced, decoder.serves = None, True
+                decoder.forced = None
+        if not self.graphs:
+            return
+        for decoder in self.decoders:
+            decoder.serves = True
         manager.run_fullgraph = functools.partial(self.run, manager, manager.run_fullgraph)
         count = sum(map(len, self.graphs.values()))
         mib, took = free - _free_mib(), monotonic() - start
@@ -87,7 +99,11 @@ class Served:
         wanted: dict[Variant, set[int]] = {}
         for bucket in sorted({desc.num_reqs for desc in descs}):
             for variant in extra_variants(plans, defaults, bucket):
-                wanted.setdefault(variant, set()).add(bucket)
+                if all(
+                    candidate == default or (bucket, candidate) in decoder.steps
+                    for candidate, default, decoder in zip(variant, defaults, self.decoders, strict=True)
+                ):
+                    wanted.setdefault(variant, set()).add(bucket)
         return wanted
 
 

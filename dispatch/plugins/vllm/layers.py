@@ -35,13 +35,20 @@ def _spec_of(layer: Any, num_layers: int, block_size: int, layout: str) -> Atten
         raise SpecError("ALiBi slopes")
     if layer.kv_sharing_target_layer_name is not None:
         raise SpecError("layers that share a KV cache")
-    if not isinstance(pages, torch.Tensor) or pages.ndim != 4 or pages.shape[-1] != 2 * impl.head_size:
+    if impl.sinks is not None:
+        raise SpecError("attention sinks: not handed to other kernels yet")
+    if impl.vllm_flash_attn_version != 3:
+        raise SpecError(f"FlashAttention {impl.vllm_flash_attn_version} serves the layer, and not 3")
+    shape = (impl.num_kv_heads, block_size, 2 * impl.head_size)
+    if not isinstance(pages, torch.Tensor) or pages.shape[1:] != shape:
         raise SpecError("a KV cache that is not [blocks, kv_heads, block, 2 x head_dim]")
     is_fp8 = impl.kv_cache_dtype in FP8
     if not is_fp8 and pages.dtype not in DTYPES:
         raise SpecError(f"a KV cache of {impl.kv_cache_dtype}")
     if is_fp8 and layer.calculate_kv_scales:
         raise SpecError("scales of the KV cache that are calculated at run time")
+    if is_fp8 and layer._k_scale.numel() + layer._v_scale.numel() != 2:
+        raise SpecError("a KV cache with a scale for each head")
     dtype = DTYPES.get(layer.dtype)
     if dtype is None:
         raise SpecError("activations that are neither bf16 nor fp16")
@@ -65,5 +72,4 @@ def _spec_of(layer: Any, num_layers: int, block_size: int, layout: str) -> Atten
         sm_scale=impl.scale,
         sliding_window=None if window < 0 else window + 1,
         logits_soft_cap=impl.logits_soft_cap or None,
-        has_sinks=impl.sinks is not None,
     )

@@ -12,6 +12,10 @@ from dispatch.plainjson import shown
 SETTINGS = "dynamic_decode"
 """Of additional_config: settings by the names of DispatchConfig's fields. The switch is the environment's."""
 
+QUANTISES = "dynamic_decode_quantises_q"
+"""Of additional_config, which is part of the key of vLLM's cache of compiled models: over an fp8 KV cache a layer hands
+on Q as it is, and the model is another one."""
+
 SPLITS = 32
 """What vLLM's full decode graphs are captured with, unless the user sets another number."""
 
@@ -30,6 +34,8 @@ def refusal(config: Any) -> str:
     """ "" or the reason, for a person to read."""
     from vllm import envs
 
+    if config.model_config is None:
+        return "no model"
     attention, parallel = config.attention_config, config.parallel_config
     named = [*([attention.backend] if attention.backend else []), *attention.backend_per_kind.values()]
     named = [backend.name for backend in named if backend.name != "CUSTOM"]
@@ -43,12 +49,16 @@ def refusal(config: Any) -> str:
         return "speculative decoding: more than one token of a request in a decode step"
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         return "context parallelism"
+    if parallel.data_parallel_size > 1 and config.model_config.is_moe:
+        return "experts over data-parallel ranks, which must capture alike"
     if not config.use_v2_model_runner:
         return "vLLM's V1 model runner serves this model"
     if attention.flash_attn_version not in (None, 3):
         return f"flash_attn_version={attention.flash_attn_version}"
     if attention.flash_attn_max_num_splits_for_cuda_graph != SPLITS:
         return f"flash_attn_max_num_splits_for_cuda_graph={attention.flash_attn_max_num_splits_for_cuda_graph}"
+    if config.cache_config.cache_dtype.startswith("fp8") and not isinstance(config.additional_config, dict):
+        return "an fp8 KV cache, and an additional_config that is no dict"
     if config.model_config.enforce_eager:
         return "enforce_eager: no decode graphs"
     return ""

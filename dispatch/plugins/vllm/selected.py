@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dispatch.plugins.vllm import log
-from dispatch.plugins.vllm.refusals import refusal, settings
+from dispatch.plugins.vllm.refusals import QUANTISES, refusal, settings
 
 _said: set[str] = set()
 
@@ -34,4 +34,6 @@ def __getattr__(name: str) -> Any:
     from dispatch.plugins.vllm.runner import hook
 
     hook()
+    if config.cache_config.cache_dtype.startswith("fp8"):
+        config.additional_config[QUANTISES] = True
     return DynamicBackend
