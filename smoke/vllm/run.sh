@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# What smoke/results/h200/vllm is made of, into a folder: smoke/vllm/run.sh FOLDER PART TRACE...
+# PART: numbers, applied, times, or all. Needs vLLM 0.26.0 with our package installed, and an idle GPU of SM90. A plugin's
+# first run tunes, on a GPU that nothing else uses; what only reads its plan, or needs none, runs side by side.
+set -uo pipefail
+out=$1 part=$2
+shift 2
+mkdir -p "$out"
+export DYN_DECODE_CACHE_DIR=${DYN_DECODE_CACHE_DIR:-$(mktemp -d)} OMP_NUM_THREADS=2
+traces=()
+for trace in "$@"; do traces+=(--trace "$trace"); done
+
+numbers() { # suffix, options
+  local suffix=$1
+  shift
+  python3 -m smoke.vllm.numbers --backend plugin --out "$out/plugin$suffix.json" "$@" 2> "$out/plugin$suffix.log"
+  for backend in FLASH_ATTN forced off absent; do
+    python3 -m smoke.vllm.numbers --backend "$backend" --out "$out/$backend$suffix.json" "$@" 2> "$out/$backend$suffix.log" &
+  done
+  wait
+  mkdir -p "$out/of$suffix"
+  for backend in plugin FLASH_ATTN forced off absent; do mv "$out/$backend$suffix.json" "$out/of$suffix/$backend.json"; done
+  python3 -m smoke.vllm.numbers --compare "$out/of$suffix"/*.json --out "$out/numbers$suffix.json"
+}
+
+case $part in numbers | all)
+  numbers ""
+  numbers -fp8 --fp8
+  ;;
+esac
+case $part in applied | all)
+  for backend in plugin forced off FLASH_ATTN; do
+    python3 -m smoke.vllm.applied --backend "$backend" --out "$out/applied-$backend.json" 2> "$out/applied-$backend.log" &
+  done
+  wait
+  ;;
+esac
+case $part in times | all)
+  python3 -m smoke.vllm.times "${traces[@]}" --out "$out/times.json" 2> "$out/times.log"
+  python3 -m smoke.vllm.times "${traces[@]}" --fp8 --out "$out/times-fp8.json" 2> "$out/times-fp8.log"
+  ;;
+esac
