@@ -44,7 +44,7 @@ def run(backend: str, fp8: bool) -> dict[str, Any]:
 
         force()
     named = {"forced": PLUGIN, "off": "", "absent": ""}.get(backend, backend)
-    llm, seconds = engine(write(Path(mkdtemp()), SMALL), named, 2.0, 4096, fp8, enable_prefix_caching=False)
+    llm, seconds = engine(write(Path(mkdtemp()), SMALL), named, 4.0, 4096, fp8, enable_prefix_caching=False)
     llm.apply_model(lambda model: model.load_weights(weights(SMALL)))
     found = [logprobs(generate(llm, prompts()[:count], NEW_TOKENS)) for count in BATCHES]
     return {"backend": backend, "fp8": fp8, "ready_s": seconds, "batches": found}
