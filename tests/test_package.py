@@ -23,6 +23,11 @@ def test_importing_the_package_imports_neither_torch_nor_a_kernel_library():
     assert loaded_after("import dispatch", "torch", *KERNEL_LIBRARIES) == []
 
 
+def test_switched_off_what_vllm_loads_of_us_imports_nothing_more():
+    code = "from dispatch.plugins.vllm import register\nregister()"
+    assert loaded_after(code, "torch", "numpy", "vllm", *KERNEL_LIBRARIES) == []
+
+
 def test_asking_every_built_in_backend_imports_no_kernel_library_on_a_cpu():
     code = """
 import torch
