@@ -3,7 +3,7 @@
 A winner takes no more time than the default in most rounds of each pair of bins (Rule.cell_win_share). A candidate that
 has lost more of a pair's rounds than a winner may serves no box with that pair, whatever follows. What its other
 samples there would still tell: whether half of the rounds would have chosen it, in a box that another
-candidate wins.
+candidate wins; and, a little better than those that it has lost, how slow it becomes towards there (slopes).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from dispatch.bins import RATIO
+from dispatch.bins import RATIO, of_skews
 from dispatch.samples import EVEN
 
 Floats = NDArray[np.float64]
@@ -39,9 +39,8 @@ def worst_corners(r: Floats, means: Ints, skews: Ints) -> Floats:
     """
     own = means > 0
     x, y = (at[own] for at in in_bins(means, skews))
-    first = own.argmax(axis=1)
-    of_cell = (at[np.arange(len(own)), first] for at in in_bins(means, skews))
-    middle_x, middle_y = np.ceil(next(of_cell)) - 0.5, np.floor(next(of_cell)) + 0.5
+    one = np.arange(len(own)), own.argmax(axis=1)  # a round of each cell
+    middle_x, middle_y = np.ceil(in_bins(means, skews)[0][one]) - 0.5, of_skews(skews[one]) + 0.5
     distance = np.hypot(x - middle_x[:, None], y - middle_y[:, None]) / REACH
     weights = np.clip(1 - np.minimum(distance, 1) ** 3, 0, 1) ** 3  # [cell, round of any cell]
     here = (middle_x == middle_x[:, None]) & (middle_y == middle_y[:, None])

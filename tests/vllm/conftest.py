@@ -20,7 +20,7 @@ else:
     kernels.fa_version_unsupported_reason = lambda version: None
     kernels.is_fa_version_supported = lambda version: version == 3
     kernels.compile_flash_attn_varlen_func_from_specs = None
-    sys.modules["vllm.vllm_flash_attn"] = kernels
+    sys.modules["vllm.vllm_flash_attn"] = sys.modules["vllm.vllm_flash_attn.flash_attn_interface"] = kernels
 
     import torch
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from vllm.config import set_current_vllm_config
 from vllm.config.compilation import CUDAGraphMode
+from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
@@ -24,6 +25,7 @@ from dispatch.plan import DecidedBox
 from dispatch.plugins.vllm import graphs, prepare, runner
 from dispatch.plugins.vllm.backend import DynamicBuilder, DynamicImpl
 from dispatch.plugins.vllm.graphs import Served, decode_descs
+from dispatch.plugins.vllm.layers import spec_of
 from dispatch.samples import Box
 from tests.make import make_plan, make_samples
 from tests.vllm.test_decode import DEFAULT, LAYERS, OTHER, decoder, layer, metadata
@@ -58,6 +60,33 @@ def test_with_a_plan_a_decode_step_has_what_serves_it_and_a_prefill_has_not(buil
     assert builder.build(0, metadata((5, 60), 4)).decode_dispatch is builder.decoder.steps[4, OTHER]
     assert builder.build(0, metadata((5, 60), 4, prefill=True)).decode_dispatch is None
     assert builder.build_for_cudagraph_capture(metadata((5, 60), 4)).decode_dispatch is not None
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_vllms_own_layers_have_what_the_spec_is_made_of(monkeypatch, config, fp8):
+    from vllm.model_executor.layers.attention import Attention
+
+    from dispatch.plugins.vllm import register
+
+    monkeypatch.setenv("ENABLE_DYNAMIC_DECODE_BACKEND", "1")
+    register()
+    its = config(kv_cache_dtype="fp8" if fp8 else "auto")
+    with set_current_vllm_config(its), set_default_torch_dtype(torch.bfloat16):
+        made = [
+            Attention(32, 128, 0.1, num_kv_heads=8, cache_config=its.cache_config, prefix=f"model.layers.{i}.attn")
+            for i in range(2)
+        ]
+    layers = its.compilation_config.static_forward_context
+    for one in made:
+        assert type(one.impl) is DynamicImpl
+        assert one.impl.quantises is fp8
+        assert one.query_quant is None
+        pages = torch.zeros(20, 16, 8, 256, dtype=torch.uint8 if fp8 else torch.bfloat16)
+        one.kv_cache = (pages.view(torch.float8_e4m3fn) if fp8 else pages).transpose(1, 2)
+    spec = spec_of(layers, list(layers), 16, "NHD")
+    assert (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim_qk, spec.num_layers) == (32, 8, 128, 2)
+    assert (spec.dtype, spec.kv_dtype) == ("bf16", "fp8_e4m3" if fp8 else "bf16")
+    assert spec.kv_strides == (16 * 8 * 256, 8 * 256, 256)
 
 
 def test_a_layer_attends_with_what_its_metadata_names(builder, monkeypatch):
