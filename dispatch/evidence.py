@@ -56,7 +56,13 @@ class Evidence:
             parts.source,
             parts.mean_bin,
             parts.skew_bin,
-            worst_corners(log_step - log_step[0], samples.means, skews_in(samples.longest, samples.means)),
+            worst_corners(
+                log_step - log_step[0],
+                samples.means,
+                skews_in(samples.longest, samples.means),
+                np.array([parts.bins.means(index)[1] for index in parts.mean_bin]),
+                parts.skew_bin,
+            ),
             tuple(priority),
             samples.exclusions,
         )

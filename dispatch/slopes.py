@@ -14,7 +14,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from dispatch.bins import RATIO, of_skews
+from dispatch.bins import RATIO
 from dispatch.samples import EVEN
 
 Floats = NDArray[np.float64]
@@ -31,16 +31,16 @@ def in_bins(means: Ints, skews: Ints) -> tuple[Floats, Floats]:
     return 2 * np.log2(np.maximum(means, 1)), np.log(np.maximum(skews, EVEN) / EVEN) / math.log(RATIO)
 
 
-def worst_corners(r: Floats, means: Ints, skews: Ints) -> Floats:
+def worst_corners(r: Floats, means: Ints, skews: Ints, last_mean: Ints, skew_bin: Ints) -> Floats:
     """What r would be in the slowest corner of each cell's pair of bins, [candidate, cell].
 
     `r`: [candidate, cell, round], NaN where there is none. `means`, `skews`: [cell, round], 0 where a round is not the
-    cell's. -inf where the pair has many, and where too few lie around.
+    cell's. `last_mean`, `skew_bin`: of each cell's bins, the largest mean and the index. -inf where the pair has many
+    rounds, and where too few lie around.
     """
     own = means > 0
     x, y = (at[own] for at in in_bins(means, skews))
-    one = np.arange(len(own)), own.argmax(axis=1)  # a round of each cell
-    middle_x, middle_y = np.ceil(in_bins(means, skews)[0][one]) - 0.5, of_skews(skews[one]) + 0.5
+    middle_x, middle_y = np.ceil(in_bins(last_mean, skew_bin)[0]) - 0.5, skew_bin + 0.5
     distance = np.hypot(x - middle_x[:, None], y - middle_y[:, None]) / REACH
     weights = np.clip(1 - np.minimum(distance, 1) ** 3, 0, 1) ** 3  # [cell, round of any cell]
     here = (middle_x == middle_x[:, None]) & (middle_y == middle_y[:, None])

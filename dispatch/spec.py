@@ -22,7 +22,8 @@ class AttentionSpec:
     Head counts are those *of this rank*. K and V pages are two tensors, each [pages, page_size, num_kv_heads,
     head_dim] for kv_layout "NHD" and [pages, num_kv_heads, page_size, head_dim] for "HND".
     `kv_strides` are the strides of the first three of those dimensions in elements, where the engine's cache is
-    not contiguous; the last dimension is always dense. `sliding_window` counts tokens, the current one included.
+    not contiguous; the last dimension is always dense. Where the least of them is head_dim_qk + head_dim_vo, V lies
+    behind K in each row of one tensor. `sliding_window` counts tokens, the current one included.
     `logits_soft_cap` c turns a logit x into c * tanh(x / c). `has_sinks`: each query head has a learned logit
     that joins the softmax's denominator. A stored fp8 value times k_scale or v_scale is the real one.
     Raises SpecError, naming the field, for values that no layer can have.

@@ -126,15 +126,28 @@ def test_rounds_of_a_general_profile_spread_over_its_sigmas_and_over_how_many_ar
     rounds, batch = 400, 128
     raw = LogNormal(0.7, (0.5, 1.0)).draw(np.random.default_rng(0), (rounds, batch))
     alike = (raw == raw.max(axis=1, keepdims=True)).sum(axis=1)
-    # from 1 to a fourth of the batch, as often between 1 and 2 as between 2 and 4: a fifth each of the five octaves
-    assert alike.min() == 1
-    assert alike.max() == 31  # just below 32
-    assert [(alike < limit).mean() for limit in (2, 4, 8, 16)] == pytest.approx([0.2, 0.4, 0.6, 0.8], abs=0.01)
+    # 32 to the power of what is evenly spread, rounded: below k + 1 where that power is below k + 0.5
+    assert (alike.min(), alike.max()) == (1, 32)
+    expected = [math.log(k + 0.5) / math.log(32) for k in (1, 2, 4, 8, 16)]
+    assert [(alike <= k).mean() for k in (1, 2, 4, 8, 16)] == pytest.approx(expected, abs=0.01)
     # half of all lengths are below the median, which no limit reaches: their spread tells sigma, within
     # sigma x 0.13 for a normal sample's lower quartile distance of 128
     logs = np.log(raw)
     sigmas = (np.median(logs, axis=1) - np.quantile(logs, 0.25, axis=1)) / 0.6745
     assert np.quantile(sigmas, [0.1, 0.5, 0.9]) == pytest.approx([0.55, 0.75, 0.95], abs=0.1)
+
+
+@pytest.mark.parametrize(("batch", "most"), [(1, 1), (4, 1), (8, 2), (16, 4), (32, 8)])
+def test_small_batches_are_cut_to_a_limit_too(batch: int, most: int) -> None:
+    raw = LogNormal(0.7, (0.5, 1.0)).draw(np.random.default_rng(0), (400, batch))
+    assert (raw == raw.max(axis=1, keepdims=True)).sum(axis=1).max() == most
+
+
+def test_the_general_profiles_leave_no_spread_out() -> None:
+    ends = [profile.sigmas for profile in default_profiles() if isinstance(profile, LogNormal)]
+    assert ends[0] == (0.0, 0.0)  # equal lengths
+    assert [low for low, _ in ends[1:]] == [high for _, high in ends[:-1]]
+    assert all(low < high for low, high in ends[1:])
 
 
 def test_the_names_tell_the_profiles_apart() -> None:

@@ -11,9 +11,13 @@ import pytest
 from dispatch._core import BackendPlan
 from dispatch.bench.profiles import default_profiles, means_of, plan_cells
 from dispatch.decision import Reason, Rule
+from dispatch.part import Part
+from dispatch.partition import Search
+from dispatch.plane import Plane
 from dispatch.regimes import decide_bucket
 from dispatch.samples import Box, Cell, Exclusion
-from tests.tables import DEFAULT, PRIORITY, ROUNDS, bucket_of
+from dispatch.subcells import Subcells
+from tests.tables import DEFAULT, PRIORITY, ROUNDS, bucket_of, prepared
 
 XQA, CUDNN = "flashinfer_xqa", "flashinfer_cudnn"
 RULE = Rule()
@@ -282,3 +286,17 @@ def test_a_tactic_whose_limit_leaves_it_no_box_leaves_the_part_to_the_default():
     samples = bucket_of({DEFAULT: [100.0], narrow: [70.0]}, [Cell(4096, 4096, "equal")])
     (regime,) = decide_bucket(samples, 1, PRIORITY, RULE)  # at a skew below 1.001, a mean of 4093 may have 4097 tokens
     assert regime.box == Box(8, 4096, 4096, 1000, 1000, DEFAULT)
+
+
+def test_the_search_proposes_no_rectangle_that_is_too_long_for_a_tactic():
+    narrow = f"{CUDNN}[max_kv=4096]"
+    grid = [Cell(mean, round(mean * skew), "lognormal-0.7") for mean in (1000, 1400, 2000) for skew in (1.1, 1.9, 2.5)]
+    samples = bucket_of({DEFAULT: [100.0] * 9, narrow: [70.0] * 9}, grid)
+    evidence = prepared(samples)
+    search = Search(evidence, Plane.of(evidence, Subcells.of(samples).bins), RULE)
+    found = search.rectangles.within(Part(tuple(range(9))), 0.1)
+    assert found
+    for rectangle in found:
+        cells = list(rectangle.part.cells)
+        mean, skew = evidence.mean_range[1, cells].max(), evidence.skew_range[1, cells].max()
+        assert (mean * (skew + 1) - 1) // 1000 <= 4096

@@ -129,6 +129,13 @@ def test_a_stored_default_yields_only_to_a_gain_that_is_clearly_more_than_delta(
     assert select_stable(evidence, [0], RULE, incumbent=DEFAULT).candidate == winner
 
 
+@pytest.mark.parametrize("slower", [100.6, 101.9])
+def test_an_incumbent_stays_where_one_cell_is_slower_by_what_noise_may_be(slower):
+    evidence = evidence_of({DEFAULT: [100, 100], XQA: [80, slower]})
+    assert select_stable(evidence, [0, 1], RULE, incumbent=XQA).reason is Reason.INCUMBENT
+    assert select_stable(evidence, [0, 1], RULE).candidate == DEFAULT  # and would not be chosen
+
+
 @pytest.mark.parametrize("times", [[101, 101], [80, 103]])  # slower on average; a cell of batches that are lost
 def test_an_incumbent_that_became_slower_than_the_default_goes(times):
     evidence = evidence_of({DEFAULT: [100, 100], XQA: times})

@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dispatch.bins import Bins, of_skews
 from dispatch.decision import Rule
 from dispatch.regimes import decide_bucket
 from dispatch.samples import Cell
+from dispatch.selector import select_stable
 from dispatch.slopes import FEW, MANY, in_bins, worst_corners
-from tests.tables import DEFAULT, PRIORITY, bucket_of
+from tests.tables import DEFAULT, PRIORITY, bucket_of, prepared
 
 XQA = "flashinfer_xqa"
 RNG = np.random.default_rng(3)
@@ -23,6 +25,13 @@ def one_cell_a_round(r_of):
     """r, means, skews of cells with one round each."""
     means, skews = np.rint(MEANS).astype(int), np.rint(SKEWS).astype(int)
     return r_of(*in_bins(means, skews))[None, :, None], means[:, None], skews[:, None]
+
+
+def corners_of(r, means, skews):
+    """worst_corners of cells of one round each, in the bins of their means."""
+    grid = Bins.of(means)
+    last = np.array([grid.means(index)[1] for index in grid.of_means(means[:, 0])])
+    return worst_corners(r, means, skews, last, of_skews(skews[:, 0]))
 
 
 def thinned(means, skews, bin_of_mean, bin_of_skew, kept):
@@ -37,7 +46,7 @@ def thinned(means, skews, bin_of_mean, bin_of_skew, kept):
 def test_the_slowest_corner_of_a_plane_is_found_from_what_lies_around(slope):
     r, means, skews = one_cell_a_round(lambda x, y: slope[0] * (x - 21) + slope[1] * (y - 3))
     kept, here = thinned(means, skews, 21, 3, MANY - 1)
-    corners = worst_corners(r[:, kept], means[kept], skews[kept])
+    corners = corners_of(r[:, kept], means[kept], skews[kept])
     # the bin goes from 20 to 21, and from 3 to 4
     expected = max(slope[0] * (x - 21) + slope[1] * (y - 3) for x in (20, 21) for y in (3, 4))
     at = np.searchsorted(kept, here)
@@ -48,29 +57,62 @@ def test_the_slowest_corner_of_a_plane_is_found_from_what_lies_around(slope):
 def test_where_many_rounds_lie_they_are_asked_themselves():
     r, means, skews = one_cell_a_round(lambda x, y: x - x + 0.5)
     kept, here = thinned(means, skews, 21, 3, MANY)
-    assert np.isneginf(worst_corners(r[:, kept], means[kept], skews[kept])[0, np.searchsorted(kept, here)]).all()
+    assert np.isneginf(corners_of(r[:, kept], means[kept], skews[kept])[0, np.searchsorted(kept, here)]).all()
 
 
 @pytest.mark.parametrize("around", [FEW - 1, FEW])
 def test_a_few_rounds_are_no_plane(around):
     means, skews = np.full((around, 1), 1000), np.full((around, 1), 2000)
     means[MANY - 1 :] = 1040  # in the next bin
-    found = worst_corners(np.full((1, around, 1), 0.2), means, skews)[0, 0]
+    found = corners_of(np.full((1, around, 1), 0.2), means, skews)[0, 0]
     assert found == (-np.inf if around < FEW else pytest.approx(0.2))
 
 
 def test_rounds_side_by_side_have_no_slope():
     means = np.array([[1000], [1001], [1001], [1002], [1030], [1031], [1032]])
     r = np.array([0.0, 0.02, -0.02, 0.0, 0.0, 0.02, -0.02])[None, :, None]
-    assert abs(worst_corners(r, means, np.full((7, 1), 2000))[0, 0]) < 0.03
+    assert abs(corners_of(r, means, np.full((7, 1), 2000))[0, 0]) < 0.03
+
+
+def test_what_lies_far_off_says_nothing():
+    r, means, skews = one_cell_a_round(lambda x, y: np.where((abs(x - 20.5) < 2.1) & (abs(y - 3.5) < 2.1), 0.0, 5.0))
+    kept, here = thinned(means, skews, 21, 3, MANY - 1)
+    corners = corners_of(r[:, kept], means[kept], skews[kept])
+    assert np.abs(corners[0, np.searchsorted(kept, here)]).max() < 1e-9
+
+
+def test_a_mean_at_the_lower_end_of_the_first_bin_belongs_to_it_in_whatever_order_rounds_come():
+    # 128 is where the first bin begins, and where the one below it would end
+    around, found = [[mean] * 3 for mean in range(190, 255, 10)], []
+    for first in ([128, 150, 160], [150, 128, 160]):
+        means = np.array([first, *around])
+        last = np.array([181, *[256] * len(around)])
+        r = 0.1 * (in_bins(means, means)[0] - 15)[None]
+        its = worst_corners(r, means, np.full(means.shape, 2000), last, of_skews(np.full(len(means), 2000)))
+        found.append(its[0, 0])
+    assert found == pytest.approx([0.0, 0.0], abs=0.005)  # at 181, where the bin ends at 15
+
+
+# It takes 0.8 of the default's time at a skew of 2, as long at 2.64, and 1.3 at 4. Two rounds lie in the bin from 2.44
+# to 3.05, where it is still faster, and many behind it.
+EDGE = np.array([*np.linspace(2.0, 2.4, 59), 2.46, 2.5, *np.linspace(3.1, 6.0, 59)]).reshape(8, 15)
+
+
+def edge():
+    times = {DEFAULT: 100.0, XQA: 100 * (0.8 + 0.5 * np.log2(EDGE / 2))}
+    cells = [Cell(1000, round(1000 * row[7]), "lognormal-0.7") for row in EDGE]
+    return replace(bucket_of(times, cells), longest=np.rint(1000 * EDGE).astype(int))
 
 
 def test_a_candidate_does_not_serve_the_edge_towards_which_it_becomes_slower():
-    # It takes 0.8 of the default's time at a skew of 2, as long at 2.64, and 1.3 at 4. Two rounds lie in the bin from
-    # 2.44 to 3.05, where it is still faster, and many behind it.
-    skews = np.array([*np.linspace(2.0, 2.4, 59), 2.46, 2.5, *np.linspace(3.1, 6.0, 59)]).reshape(8, 15)
-    times = {DEFAULT: 100.0, XQA: 100 * (0.8 + 0.5 * np.log2(skews / 2))}
-    cells = [Cell(1000, round(1000 * row[7]), "lognormal-0.7") for row in skews]
-    samples = replace(bucket_of(times, cells), longest=np.rint(1000 * skews).astype(int))
-    served = {box.candidate: box for box in (regime.box for regime in decide_bucket(samples, 1, PRIORITY, Rule()))}
+    served = {box.candidate: box for box in (regime.box for regime in decide_bucket(edge(), 1, PRIORITY, Rule()))}
     assert served[XQA].skew_max < 2500
+
+
+def test_the_rule_refuses_such_an_edge_whoever_proposes_it():
+    evidence = prepared(edge())
+    before = [i for i, last in enumerate(evidence.skew_range[1]) if last < 2441]
+    with_edge = [i for i, last in enumerate(evidence.skew_range[1]) if last <= 2500]
+    assert len(with_edge) > len(before)
+    assert select_stable(evidence, before, Rule()).candidate == XQA
+    assert select_stable(evidence, with_edge, Rule()).candidate == DEFAULT

@@ -20,7 +20,7 @@ Lengths = NDArray[np.float64]
 # Log-normal; production batches of 8 to 128 have max / mean between 1.4 and 7.3. Of each, what its rounds spread over:
 # with one sigma alone, the longest of 128 requests is always 2 or 4 times the mean, and nothing between is measured.
 SIGMAS = {0.0: (0.0, 0.0), 0.3: (0.0, 0.5), 0.7: (0.5, 1.0), 1.2: (1.0, 1.6)}
-MOST_ALIKE = 4  # up to a fourth of a batch is as long as its longest, as where a service limits the length
+MOST_ALIKE = 4  # nearly a fourth of a batch at most is as long as its longest, as where a service limits the length
 SHORTFALL = 0.05  # a cell whose mean falls further short of its point after clipping is not that point
 FULL_STEP = 1.1  # a point for the full server, unless the last one is as near as this
 SEED = 20  # lengths are new each round, and the same in every run: two runs differ by their timings alone
@@ -68,7 +68,7 @@ class LogNormal(Drawn):
         lengths: Lengths = np.exp(sigmas[:, None] * rng.standard_normal(size))
         if self.alike is None:
             return lengths
-        alike = np.maximum(1, (batch / self.alike) ** _spread(rng, rounds)).astype(int)  # 1 is the most frequent
+        alike = np.maximum(1, np.rint((batch / self.alike) ** _spread(rng, rounds))).astype(int)
         limits = np.sort(lengths, axis=1)[np.arange(rounds), batch - alike]
         cut: Lengths = np.minimum(lengths, limits[:, None])
         return cut

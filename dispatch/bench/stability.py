@@ -30,7 +30,7 @@ class Flip:
 
     `run`: its place among the runs. `cost`: the logarithm of the time of its choice over that of most, a median over
     the rounds of all runs; below 0 where its choice is faster, None where no run timed both. `share`: of the bucket's
-    cells.
+    rounds, the cell's.
     """
 
     bucket: int
@@ -45,7 +45,7 @@ class Flip:
 @dataclass(frozen=True)
 class Stability:
     """Of so many runs. `buckets`, `cells`: measured in any of them. `threshold`: what another plan of a bucket may
-    cost, on average over the bucket's cells."""
+    cost, on average over the bucket's batches."""
 
     runs: int
     buckets: int
@@ -65,7 +65,7 @@ class Stability:
 
     @property
     def dearest(self) -> float:
-        """What the plan of a bucket of a run costs over that of most runs, on average over the bucket's cells, at most.
+        """What a bucket's plan of one run costs over that of most runs, on average over its batches: the dearest.
 
         Infinite with a flip whose cost is not known.
         """
@@ -111,7 +111,9 @@ def stability(runs: Sequence[Run]) -> Stability:
             for i, choice in enumerate(chosen):
                 if choice != majority:
                     cost = _cost(measured, c, choice, majority, runs[0].samples.num_layers)
-                    flips.append(Flip(bucket, cell, i, choice, majority, cost, 1 / len(measured[0].cells)))
+                    rounds = (measured[0].longest > 0).sum(axis=1)
+                    share = float(rounds[c] / rounds.sum())
+                    flips.append(Flip(bucket, cell, i, choice, majority, cost, share))
     return Stability(len(runs), buckets, cells, runs[0].samples.rule.threshold, tuple(flips))
 
 

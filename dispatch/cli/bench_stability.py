@@ -62,7 +62,7 @@ def _view(found: Stable) -> RenderableType:
     from rich.text import Text
 
     caption = "differ: are served otherwise than in most runs; cost: time over what most runs choose"
-    table = Table(caption=caption + "; a bucket's: on average over its cells")
+    table = Table(caption=caption + "; a bucket's: on average over its batches")
     table.add_column("runs")
     for heading in ("buckets", "differ", "dearest", "cells", "differ", "dearest", "median cost"):
         table.add_column(heading, justify="right")

@@ -68,26 +68,30 @@ def chosen(plan: StoredPlan, bucket: int, mean_kv: int, longest: int) -> str:
 
 
 def compared(quick: StoredPlan, slow: StoredPlan, samples: Samples) -> list[dict[str, Any]]:
-    """Of each bucket: the share of the batches of `samples` that the plans serve otherwise, what the quick plan's
-    choice costs there, and the gain of both plans over the default in all of them, as ratios of geometric means."""
+    """Of each bucket: how many batches of `samples` there are and how many the plans serve otherwise; of those whose
+    choices are both timed, what the quick plan's costs there; and over all batches that both plans serve with what is
+    timed, their gains over the default. `samples` lack a candidate's time where it had lost. Ratios of geometric means.
+    """
     rows = []
     for its in samples.buckets:
         log = log_of_times(its.step_us(samples.num_layers))
-        differs, costs, gains = 0, [], ([], [])
-        for c, r in zip(*np.nonzero(its.longest), strict=True):
-            names = [chosen(plan, its.bucket, int(its.means[c, r]), int(its.longest[c, r])) for plan in (quick, slow)]
-            a, b = (log[its.candidates.index(name), c, r] for name in names)
-            differs += names[0] != names[1]
-            if names[0] != names[1] and np.isfinite(a - b):
-                costs.append(a - b)
-            for gain, time in zip(gains, (a, b), strict=True):
-                if np.isfinite(log[0, c, r] - time):
-                    gain.append(log[0, c, r] - time)
-        share = differs / int((its.longest > 0).sum())
-        over = [float(np.exp(np.mean(gain))) for gain in gains]
-        cost = {"cost": float(np.expm1(np.mean(costs))) if costs else 0.0, "costs": len(costs)}
-        over_default = {"quick_over_default": over[0], "over_default": over[1]}
-        rows.append({"bucket": its.bucket, "differ": share, **cost, **over_default})
+        cells, rounds = np.nonzero(its.longest)
+        names = [
+            [
+                chosen(plan, its.bucket, int(its.means[at]), int(its.longest[at]))
+                for at in zip(cells, rounds, strict=True)
+            ]
+            for plan in (quick, slow)
+        ]
+        taken = [log[[its.candidates.index(name) for name in each], cells, rounds] for each in names]
+        default = log[0, cells, rounds]
+        differs = np.array(names[0]) != np.array(names[1])
+        timed = np.isfinite(taken[0]) & np.isfinite(taken[1]) & np.isfinite(default)
+        costs = (taken[0] - taken[1])[timed & differs]
+        gains = [float(np.exp((default - each)[timed].mean())) for each in taken]
+        row = {"bucket": its.bucket, "batches": len(differs), "differ": int(differs.sum()), "costs": len(costs)}
+        cost = float(np.expm1(costs.mean())) if len(costs) else 0.0
+        rows.append({**row, "cost": cost, "quick_over_default": gains[0], "over_default": gains[1]})
     return rows
 
 
@@ -107,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{name}: {its['all']:.1f} s, child {its['child']:.1f}, here {its['measured and gated here']:.1f}")
     for row in rows:
         print(
-            f"batch {row['bucket']}: {row['differ']:.1%} differ, {row['cost']:+.2%} there;"
+            f"batch {row['bucket']}: {row['differ']} of {row['batches']} differ, {row['cost']:+.2%} in {row['costs']};"
             f" {row['quick_over_default']:.4f}x and {row['over_default']:.4f}x over the default"
         )
 
