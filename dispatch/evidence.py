@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dispatch.candidate import Candidate
 from dispatch.decision import Rule
-from dispatch.samples import EVEN, TWIN, BucketSamples, Exclusion, log_of_times
+from dispatch.samples import EVEN, TWIN, BucketSamples, Exclusion, log_of_times, skews_in, skews_of
 from dispatch.slopes import worst_corners
 from dispatch.subcells import Subcells, pairs_of
 
@@ -59,7 +59,7 @@ class Evidence:
             worst_corners(
                 log_step - log_step[0],
                 samples.means,
-                skews_in(samples.longest, samples.means),
+                skews_of(samples),
                 np.array([parts.bins.means(index)[1] for index in parts.mean_bin]),
                 parts.skew_bin,
             ),
@@ -174,12 +174,6 @@ def within_limit(limit: ArrayLike, mean: ArrayLike, skew: ArrayLike) -> NDArray[
     """Whether no request of a batch of at most this mean and skew is longer: a skew is rounded down."""
     within: NDArray[np.bool_] = np.asarray(mean) * (np.asarray(skew) + 1) <= EVEN * (np.asarray(limit) + 1)
     return within
-
-
-def skews_in(longest: NDArray[np.int64], means: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The skew of each round, at least EVEN."""
-    skews: NDArray[np.int64] = np.maximum(EVEN, longest * EVEN // np.maximum(means, 1))
-    return skews
 
 
 def median_of_rounds(r: Floats) -> Floats:

@@ -75,7 +75,12 @@ def log_of_times(step_us: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def skews_of(samples: BucketSamples) -> NDArray[np.int64]:
     """`skew_of` of every round, int64 [cell, round]; 0 for a round that is not the cell's."""
-    skews: NDArray[np.int64] = samples.longest * EVEN // np.maximum(samples.means, 1)
+    return skews_in(samples.longest, samples.means)
+
+
+def skews_in(longest: NDArray[np.int64], means: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same, from the longest request and the mean of every round."""
+    skews: NDArray[np.int64] = longest * EVEN // np.maximum(means, 1)
     return skews
 
 

@@ -39,12 +39,12 @@ def worst_corners(r: Floats, means: Ints, skews: Ints, last_mean: Ints, skew_bin
     rounds, and where too few lie around.
     """
     own = means > 0
+    here = (last_mean == last_mean[:, None]) & (skew_bin == skew_bin[:, None])
+    asked = np.flatnonzero(here @ own.sum(axis=1) < MANY)
     x, y = (at[own] for at in in_bins(means, skews))
-    middle_x, middle_y = np.ceil(in_bins(last_mean, skew_bin)[0]) - 0.5, skew_bin + 0.5
+    middle_x, middle_y = np.ceil(2 * np.log2(last_mean[asked])) - 0.5, skew_bin[asked] + 0.5
     distance = np.hypot(x - middle_x[:, None], y - middle_y[:, None]) / REACH
-    weights = np.clip(1 - np.minimum(distance, 1) ** 3, 0, 1) ** 3  # [cell, round of any cell]
-    here = (middle_x == middle_x[:, None]) & (middle_y == middle_y[:, None])
-    asked = here @ own.sum(axis=1) < MANY
+    weights = np.clip(1 - np.minimum(distance, 1) ** 3, 0, 1) ** 3  # [asked cell, round of any cell]
     corners = np.full(r.shape[:2], -np.inf)
     for candidate, of_rounds in enumerate(r[:, own]):
         valid = np.isfinite(of_rounds)
@@ -53,8 +53,8 @@ def worst_corners(r: Floats, means: Ints, skews: Ints, last_mean: Ints, skew_bin
         weighted = w[..., None] * basis
         products = np.einsum("cni,cnj->cij", weighted, basis)
         products[:, (1, 2), (1, 2)] += FLAT * products[:, :1, 0]
-        enough = asked & ((w > 0).sum(axis=1) >= FEW)
+        enough = (w > 0).sum(axis=1) >= FEW
         sums = np.einsum("cni,n->ci", weighted, of_rounds[valid])
         plane = np.linalg.solve(products[enough], sums[enough][..., None])[..., 0]
-        corners[candidate, enough] = plane[:, 0] + np.abs(plane[:, 1:]).sum(axis=1) / 2
+        corners[candidate, asked[enough]] = plane[:, 0] + np.abs(plane[:, 1:]).sum(axis=1) / 2
     return corners

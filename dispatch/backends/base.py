@@ -12,10 +12,11 @@ from typing import ClassVar
 import torch
 
 from dispatch.device import DeviceFingerprint
-from dispatch.spec import AttentionSpec
+from dispatch.spec import DTYPE_BYTES, AttentionSpec
 from dispatch.step import StepInputs
 
 KVCache = tuple[torch.Tensor, torch.Tensor]
+LOAD_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,15 @@ def refuse(reason: str) -> Support:
 def not_installed(module: str, distribution: str) -> str:
     """The reason for a refusal where a module is absent, "" where it is there; found without importing it."""
     return "" if find_spec(module) else f"not installed: pip install {distribution}"
+
+
+def unaligned_strides(spec: AttentionSpec) -> str:
+    """The reason for a refusal where rows of the KV cache do not begin at multiples of 16 bytes, as a load and TMA
+    want them; "" where they do."""
+    size = DTYPE_BYTES[spec.kv_dtype]
+    if spec.kv_strides is None or not any(stride * size % LOAD_BYTES for stride in spec.kv_strides):
+        return ""
+    return f"KV strides {spec.kv_strides}: must be multiples of {LOAD_BYTES} bytes"
 
 
 class DecodeImpl(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -34,6 +34,9 @@ def most_splits(spec: AttentionSpec, units: int, max_kv: int) -> int:
 
 
 class Fa3(Backend):
+    """`splits`: parts of a row at most, without a tactic; None: as many as fill the card."""
+
+    splits: ClassVar[int | None] = None
     family = "fa3"
     distribution = "tokenspeed-fa3"
     library = "flash_attn_interface"
@@ -43,18 +46,16 @@ class Fa3(Backend):
             return refuse("needs a CUDA device")
         if device.capability != (9, 0):
             return refuse(f"needs SM90, this is {device.sm}")
-        reason = self.absent() or self.shape_refused(spec)
+        reason = self.absent() or _shape_refused(spec) or self.strides_refused(spec)
         return refuse(reason) if reason else SUPPORTED
 
     def absent(self) -> str:
         """ "" or why the library is not to be had."""
         return not_installed(self.library, self.distribution)
 
-    def shape_refused(self, spec: AttentionSpec) -> str:
-        """ "" or why it does not serve such layers."""
-        if spec.kv_strides is not None:
-            return "KV strides: only a contiguous cache is known to be right"
-        return shape_refused(spec)
+    def strides_refused(self, spec: AttentionSpec) -> str:
+        """ "" or why it does not serve such a KV cache."""
+        return "" if spec.kv_strides is None else "KV strides: only a contiguous cache is known to be right"
 
     def tactics(self, spec: AttentionSpec, device: DeviceFingerprint, batch_size: int, max_kv: int) -> tuple[str, ...]:
         rows = batch_size * spec.num_kv_heads
@@ -74,11 +75,11 @@ class Fa3(Backend):
         tactic: Mapping[str, int],
     ) -> DecodeImpl:
         units = torch.cuda.get_device_properties(workspace.device).multi_processor_count
-        splits = tactic.get("num_splits", most_splits(spec, units, max_kv))
+        most = most_splits(spec, units, max_kv)
         kernel = self.kernel(workspace.device, batch_size)
         if "balanced" in tactic:
-            return _Balanced(kernel, spec, batch_size, splits, workspace.device, units, max_kv)
-        return _Fa3(kernel, spec, batch_size, splits, workspace.device)
+            return _Balanced(kernel, spec, batch_size, most, workspace.device, units, max_kv)
+        return _Fa3(kernel, spec, batch_size, tactic.get("num_splits", self.splits or most), workspace.device)
 
     def kernel(self, device: torch.device, batch_size: int) -> Kernel:
         """The library, for a batch size."""
@@ -86,7 +87,7 @@ class Fa3(Backend):
         return schedule, torch.ops.flash_attn_3.fwd  # registered by the import
 
 
-def shape_refused(spec: AttentionSpec) -> str:
+def _shape_refused(spec: AttentionSpec) -> str:
     """Any page size and group is served; so are strided heads, as HND has them."""
     is_fp8 = spec.kv_dtype == "fp8_e4m3"
     if spec.dtype not in ("bf16", "fp16"):

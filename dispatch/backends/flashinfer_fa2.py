@@ -8,17 +8,25 @@ from typing import Any
 
 import torch
 
-from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, not_installed, refuse
+from dispatch.backends.base import (
+    SUPPORTED,
+    Backend,
+    DecodeImpl,
+    KVCache,
+    Support,
+    not_installed,
+    refuse,
+    unaligned_strides,
+)
 from dispatch.backends.page_lists import HostPageLists, PageLists
 from dispatch.device import DeviceFingerprint
 from dispatch.dtypes import TORCH_DTYPES
-from dispatch.spec import DTYPE_BYTES, AttentionSpec
+from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
 
 HEAD_DIMS = (64, 128, 256)  # what FlashInfer dispatches over; it has 512 only in some versions
 CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # instantiated in 0.6.14; 0.7.4 adds 6 and 16
 TILE_ROWS = 16  # query heads of one KV head in a tensor-core tile; a larger group takes another, larger tile
-VECTOR_BYTES = 16  # of one load: strides must keep rows aligned to it
 MOST_SMS = 192  # above any card so far (188); scratch is sized before the device is known
 MOST_BLOCKS_PER_SM = 16  # 2048 threads, in blocks of 128
 ALIGNMENT_BYTES = 256  # room for what the scratch's allocator skips
@@ -50,12 +58,10 @@ class _Fa2(Backend):
             return refuse("sliding window: this kernel also reads what the window has left behind")
         if spec.has_sinks:  # the wrapper accepts them, and this kernel drops them
             return refuse("sinks: the kernel has none")
-        if spec.kv_strides is not None:
-            size = DTYPE_BYTES[spec.kv_dtype]
-            if any(stride * size % VECTOR_BYTES for stride in spec.kv_strides):
-                return refuse(f"KV strides {spec.kv_strides}: must be multiples of {VECTOR_BYTES} bytes")
-            if max(spec.kv_strides) >= 2**32:
-                return refuse(f"KV strides {spec.kv_strides}: must fit into 32 bits")
+        if unaligned := unaligned_strides(spec):
+            return refuse(unaligned)
+        if spec.kv_strides is not None and max(spec.kv_strides) >= 2**32:
+            return refuse(f"KV strides {spec.kv_strides}: must fit into 32 bits")
         return SUPPORTED
 
     def build(

@@ -8,11 +8,20 @@ from typing import Any
 
 import torch
 
-from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, not_installed, refuse
+from dispatch.backends.base import (
+    SUPPORTED,
+    Backend,
+    DecodeImpl,
+    KVCache,
+    Support,
+    not_installed,
+    refuse,
+    unaligned_strides,
+)
 from dispatch.backends.narrow_table import NarrowTable, narrow_tactics
 from dispatch.device import DeviceFingerprint
 from dispatch.errors import MeasureError
-from dispatch.spec import DTYPE_BYTES, AttentionSpec
+from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
 
 MAJOR_CAPABILITIES = (9, 10, 12)
@@ -20,7 +29,6 @@ PAGE_SIZES = (16, 32, 64, 128)
 # 16-bit kernels pad a head to 64, 128 or 256 elements, and those of SM90 by less than one part of 64.
 UNPADDABLE_HEAD_DIMS = (144, 160, 176)
 MOST_HEAD_DIM = 256
-ALIGNMENT_BYTES = 16  # of a load: rows begin at multiples of it
 MOST_GROUP = 16  # rows of a tensor-core tile; larger groups keep Q in more shared memory than is sure to be there
 
 # One uint32 a row and KV head. The same for every bucket, so that no bucket's scratch lies on another's semaphores,
@@ -79,10 +87,7 @@ def _shape_refused(spec: AttentionSpec) -> str:
         return f"group size {spec.group_size}: at most {MOST_GROUP}"
     if spec.logits_soft_cap is not None:
         return "soft cap: the kernel has none"
-    size = DTYPE_BYTES[spec.kv_dtype]
-    if spec.kv_strides is not None and any(stride * size % ALIGNMENT_BYTES for stride in spec.kv_strides):
-        return f"KV strides {spec.kv_strides}: must be multiples of {ALIGNMENT_BYTES} bytes"
-    return ""
+    return unaligned_strides(spec)
 
 
 class _Xqa(DecodeImpl):

@@ -101,6 +101,8 @@ def stability(runs: Sequence[Run]) -> Stability:
             continue
         buckets += 1
         cells += len(measured[0].cells)
+        rounds = (measured[0].longest > 0).sum(axis=1)
+        shares = rounds / rounds.sum()
         for c, cell in enumerate(measured[0].cells):
             entries = [table.lookup(bucket, cell.mean_kv, skew_of(cell.mean_kv, cell.max_kv)) for table in tables]
             chosen = [
@@ -111,9 +113,7 @@ def stability(runs: Sequence[Run]) -> Stability:
             for i, choice in enumerate(chosen):
                 if choice != majority:
                     cost = _cost(measured, c, choice, majority, runs[0].samples.num_layers)
-                    rounds = (measured[0].longest > 0).sum(axis=1)
-                    share = float(rounds[c] / rounds.sum())
-                    flips.append(Flip(bucket, cell, i, choice, majority, cost, share))
+                    flips.append(Flip(bucket, cell, i, choice, majority, cost, float(shares[c])))
     return Stability(len(runs), buckets, cells, runs[0].samples.rule.threshold, tuple(flips))
 
 

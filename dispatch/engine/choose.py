@@ -10,19 +10,28 @@ from typing import Any
 from dispatch._core import BackendPlan
 from dispatch.backends import Registry
 from dispatch.candidate import Candidate
+from dispatch.config import DispatchConfig
 from dispatch.device import DeviceFingerprint
 from dispatch.eligible import eligible
 from dispatch.engine.agree import difference, facts_of
 from dispatch.engine.groups import LayerGroup
 from dispatch.engine.ranks import Ranks
 from dispatch.errors import DispatchError, one_line
-from dispatch.obtain import obtain_plan
+from dispatch.obtain import SLACK_S, obtain_plan
 from dispatch.plan import StoredPlan
 from dispatch.planfile import plan_from_json, plan_to_json
 from dispatch.request import TuneRequest
 from dispatch.store import Store
 
 _log = logging.getLogger(__name__)
+
+
+APART_S = 300.0  # how far apart ranks may come: each loads its weights, and compiles, at its own speed
+
+
+def patience_s(config: DispatchConfig) -> float:
+    """How long ranks wait for one another: the leader may wait for another process that tunes, and then tune itself."""
+    return APART_S + 2 * (config.time_budget_s + SLACK_S)
 
 
 @dataclass(frozen=True, slots=True)

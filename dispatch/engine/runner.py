@@ -17,7 +17,7 @@ from dispatch.engine.above import AboveBuckets
 from dispatch.engine.buffers import StepBuffers
 from dispatch.engine.builder import Builder, Step
 from dispatch.engine.capture import Capturer
-from dispatch.engine.choose import choose
+from dispatch.engine.choose import choose, patience_s
 from dispatch.engine.counts import Counts
 from dispatch.engine.graphs import CudaGraphs, EagerSteps, Graphs
 from dispatch.engine.groups import EngineFacts, LayerGroup, check_layers
@@ -29,7 +29,6 @@ from dispatch.engine.report import CaptureReport, named
 from dispatch.engine.serving import Serving
 from dispatch.engine.variants import Variant, extra_variants
 from dispatch.errors import ConfigError
-from dispatch.obtain import SLACK_S
 from dispatch.request import TuneRequest
 from dispatch.traits import EngineTraits
 
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _log = logging.getLogger(__name__)
-
-APART_S = 300.0  # how far apart ranks may come: each loads its weights, and compiles, at its own speed
 
 
 class DecodeGraphRunner:
@@ -92,8 +89,7 @@ class DecodeGraphRunner:
         # with its index: another thread of the engine may have another current device
         is_cuda = self.fingerprint.kind == "cuda"
         self.device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
-        # the leader may wait for another process that tunes, and then tune itself
-        self.ranks = Ranks(cpu_group, APART_S + 2 * (config.time_budget_s + SLACK_S))
+        self.ranks = Ranks(cpu_group, patience_s(config))
         self.counts = Counts()
         self.report: CaptureReport | None = None
         self._served = False

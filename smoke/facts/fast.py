@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import numpy as np
 import dispatch.tuner
 from dispatch.backends import registry
 from dispatch.bench.phases import Phases
-from dispatch.bench.profiles import SIGMAS, LogNormal, Profile
+from dispatch.bench.profiles import SIGMAS, Profile
 from dispatch.bench.rounds import ROUNDS
 from dispatch.candidate import Candidate
 from dispatch.config import DispatchConfig
@@ -30,7 +29,7 @@ from dispatch.grid import capture_buckets
 from dispatch.models import load_model
 from dispatch.plan import StoredPlan
 from dispatch.request import TuneRequest
-from dispatch.samples import Samples, log_of_times, skew_of
+from dispatch.samples import BucketSamples, Samples, log_of_times, skews_of
 
 MODEL, PAGE_SIZE, CAPACITY, MAX_SEQ_LEN, MAX_BATCH = "qwen3-8b", 16, 800_000, 65536, 320
 MORE = 4  # times the rounds
@@ -41,7 +40,7 @@ class FourProfiles(TuneRequest):
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
-        return tuple(starmap(LogNormal, SIGMAS.items()))
+        return super().profiles[: len(SIGMAS)]
 
 
 def tuned(rounds: int) -> tuple[StoredPlan, Samples, Phases]:
@@ -61,10 +60,12 @@ def seconds(plan: StoredPlan, phases: Phases) -> dict[str, Any]:
     return {"all": plan.seconds, "child": child, "measured and gated here": here, "phases": phases.seconds}
 
 
-def chosen(plan: StoredPlan, bucket: int, mean_kv: int, longest: int) -> str:
-    """What serves such a batch."""
-    entry = plan.table().lookup(bucket, mean_kv, skew_of(mean_kv, longest))
-    return str(Candidate(entry.backend, entry.tactic)) if entry else plan.default
+def chosen(plan: StoredPlan, its: BucketSamples) -> list[str]:
+    """What serves each batch of a bucket, in the order of cells and rounds."""
+    table, own = plan.table(), its.longest > 0
+    batches = zip(its.means[own].tolist(), skews_of(its)[own].tolist(), strict=True)
+    entries = [table.lookup(its.bucket, mean_kv, skew) for mean_kv, skew in batches]
+    return [str(Candidate(entry.backend, entry.tactic)) if entry else plan.default for entry in entries]
 
 
 def compared(quick: StoredPlan, slow: StoredPlan, samples: Samples) -> list[dict[str, Any]]:
@@ -76,13 +77,7 @@ def compared(quick: StoredPlan, slow: StoredPlan, samples: Samples) -> list[dict
     for its in samples.buckets:
         log = log_of_times(its.step_us(samples.num_layers))
         cells, rounds = np.nonzero(its.longest)
-        names = [
-            [
-                chosen(plan, its.bucket, int(its.means[at]), int(its.longest[at]))
-                for at in zip(cells, rounds, strict=True)
-            ]
-            for plan in (quick, slow)
-        ]
+        names = [chosen(plan, its) for plan in (quick, slow)]
         taken = [log[[its.candidates.index(name) for name in each], cells, rounds] for each in names]
         default = log[0, cells, rounds]
         differs = np.array(names[0]) != np.array(names[1])

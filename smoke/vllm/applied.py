@@ -17,7 +17,7 @@ from tempfile import mkdtemp
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from smoke.vllm.engine import PLUGIN, SIZES, engine, generate
+from smoke.vllm.engine import SIZES, engine, generate
 from smoke.vllm.model import SMALL, write
 
 PROMPT, TOKENS = 300, 4
@@ -52,12 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--fp8", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
-    if options.backend == "forced":
-        from smoke.vllm.forced import force
-
-        force()
-    named = {"forced": PLUGIN, "off": ""}.get(options.backend, options.backend)
-    llm, _ = engine(write(Path(mkdtemp()), SMALL), named, 4.0, 4096, options.fp8)
+    llm, _ = engine(write(Path(mkdtemp()), SMALL), options.backend, 4.0, 4096, options.fp8)
     by_batch = {batch: kernels(llm, batch) for batch in SIZES}
     options.out.write_text(json.dumps({"backend": options.backend, "kernels": by_batch}, indent=1) + "\n")
     for batch, names in by_batch.items():

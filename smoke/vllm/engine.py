@@ -8,7 +8,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-PLUGIN = "plugin"
+from smoke.vllm.forced import force
+
+PLUGIN, FORCED, OFF, ABSENT = DEFAULTS = ("plugin", "forced", "off", "absent")
 BACKENDS = (PLUGIN, "FLASH_ATTN", "FLASHINFER")
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -16,15 +18,20 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 def engine(
     folder: Path, backend: str, kv_gib: float, max_len: int, fp8: bool = False, **given: Any
 ) -> tuple[Any, float]:
-    """An LLM, and the seconds that it took. `backend`: "plugin": vLLM's default with our switch on; "": with it off."""
-    os.environ["ENABLE_DYNAMIC_DECODE_BACKEND"] = "1" if backend == PLUGIN else "0"
+    """An LLM, and the seconds that it took. `backend`: vLLM's name of one, or its default with our switch on ("plugin",
+    and "forced": with other kernels than timing may choose), off ("off"), or without our package ("absent")."""
+    os.environ["ENABLE_DYNAMIC_DECODE_BACKEND"] = "1" if backend in (PLUGIN, FORCED) else "0"
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if backend == "FLASHINFER":
         os.environ["VLLM_HAS_FLASHINFER_CUBIN"] = "1"  # or it would not take XQA without a network
+    if backend == ABSENT:
+        os.environ["VLLM_PLUGINS"] = ""
+    if backend == FORCED:
+        force()
     from vllm import LLM
 
     start = monotonic()
-    attention = {"attention_config": {"backend": backend}} if backend not in (PLUGIN, "") else {}
+    attention = {} if backend in DEFAULTS else {"attention_config": {"backend": backend}}
     llm = LLM(
         model=str(folder),
         load_format="dummy",

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 
-from smoke.vllm.engine import PLUGIN, engine, generate, logprobs
+from smoke.vllm.engine import engine, generate, logprobs
 from smoke.vllm.model import SMALL, weights, write
 
 LENGTHS = (17, 33, 64, 100, 255, 400, 777, 1024, 1500, 2000)
@@ -37,14 +36,7 @@ def prompts() -> list[list[int]]:
 
 def run(backend: str, fp8: bool) -> dict[str, Any]:
     """What the backend says of each prompt, in batches of several sizes."""
-    if backend == "absent":
-        os.environ["VLLM_PLUGINS"] = ""
-    if backend == "forced":
-        from smoke.vllm.forced import force
-
-        force()
-    named = {"forced": PLUGIN, "off": "", "absent": ""}.get(backend, backend)
-    llm, seconds = engine(write(Path(mkdtemp()), SMALL), named, 4.0, 4096, fp8, enable_prefix_caching=False)
+    llm, seconds = engine(write(Path(mkdtemp()), SMALL), backend, 4.0, 4096, fp8, enable_prefix_caching=False)
     llm.apply_model(lambda model: model.load_weights(weights(SMALL)))
     found = [logprobs(generate(llm, prompts()[:count], NEW_TOKENS)) for count in BATCHES]
     return {"backend": backend, "fp8": fp8, "ready_s": seconds, "batches": found}

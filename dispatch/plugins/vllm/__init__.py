@@ -33,9 +33,15 @@ def register() -> None:
         return
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    for taken in (AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.CUSTOM):
+    places = (AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.CUSTOM)
+    for taken in places:
         if taken.is_overridden() and taken.get_path() != SELECTED:
             log.warning("decode-dispatch leaves vLLM alone: %s has taken the place of %s", taken.get_path(), taken.name)
             return
-    for place in (AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.CUSTOM):
+    for place in places:
         register_backend(place, SELECTED)
+
+
+def leave_alone(why: str) -> None:
+    """Tell that vLLM attends as it would without us."""
+    log.warning("decode-dispatch leaves attention alone: %s", why)

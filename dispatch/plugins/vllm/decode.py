@@ -41,7 +41,7 @@ class DecodeStep:
         self.lengths_host = torch.ones(bucket, dtype=torch.int32)
         self.inputs: StepInputs | None = None
 
-    def prepare(self, metadata: Any, lengths: torch.Tensor) -> DecodeStep:
+    def prepare(self, metadata: Any, lengths: torch.Tensor) -> None:
         """Before a replay, or a capture. `metadata`: vLLM's, of the whole bucket. `lengths`: int32 [live], host.
 
         Raises what the kernel's plan() raises.
@@ -55,7 +55,6 @@ class DecodeStep:
         self.inputs.num_live, self.begun = live, False
         if self.impl.needs_plan:
             self.impl.plan(self.inputs)
-        return self
 
     def attend(self, q: torch.Tensor, kv_cache: torch.Tensor, out: torch.Tensor) -> None:
         """A layer's attention; what comes once a step comes before the first layer's."""
@@ -96,9 +95,9 @@ class Decoder:
             candidate = self._planned(bucket, lengths)
         else:
             lengths, candidate = torch.ones(bucket, dtype=torch.int32), self.forced
-        step = None if candidate is None else self.steps.get((bucket, candidate))
-        if step is None or candidate is None:
+        if candidate is None or (bucket, candidate) not in self.steps:
             return None
+        step = self.steps[bucket, candidate]
         try:
             step.prepare(metadata, lengths)
         except Exception as error:

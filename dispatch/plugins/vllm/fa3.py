@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dispatch.backends.base import DecodeImpl
-from dispatch.backends.fa3 import Fa3, Kernel, shape_refused
+from dispatch.backends.base import unaligned_strides
+from dispatch.backends.fa3 import Fa3, Kernel
 from dispatch.plugins.vllm.refusals import SPLITS
-from dispatch.spec import DTYPE_BYTES, AttentionSpec
+from dispatch.spec import AttentionSpec
 
-ALIGNMENT_BYTES = 16  # of TMA
 UNUSED = (
     *("k_new", "v_new", "q_v", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q", "kv_batch_idx", "leftpad_k"),
     *("rotary_cos", "rotary_sin", "seqlens_rotary", "pack_gqa", "cp_tot_seqused_k"),
@@ -23,31 +21,18 @@ UNUSED = (
 
 
 class VllmFa3(Fa3):
-    """Its default splits as vLLM's full decode graphs do."""
+    """Without a tactic it splits as vLLM's full decode graphs do."""
 
+    splits = SPLITS
     family = "vllm_fa3"
     distribution = "vllm"
-    library = "vllm"
+    library = ""  # no module of vLLM's is imported
 
     def absent(self) -> str:
         return "" if _extension() else "not installed: vLLM with its FlashAttention-3 for CUDA"
 
-    def shape_refused(self, spec: AttentionSpec) -> str:
-        size = DTYPE_BYTES[spec.kv_dtype]
-        if spec.kv_strides is not None and any(stride * size % ALIGNMENT_BYTES for stride in spec.kv_strides):
-            return f"KV strides {spec.kv_strides}: must be multiples of {ALIGNMENT_BYTES} bytes"
-        return shape_refused(spec)
-
-    def build(
-        self,
-        spec: AttentionSpec,
-        batch_size: int,
-        max_kv: int,
-        workspace: torch.Tensor,
-        tactic: Mapping[str, int],
-    ) -> DecodeImpl:
-        given = tactic if tactic else {"num_splits": SPLITS}
-        return super().build(spec, batch_size, max_kv, workspace, given)
+    def strides_refused(self, spec: AttentionSpec) -> str:
+        return unaligned_strides(spec)
 
     def kernel(self, device: torch.device, batch_size: int) -> Kernel:
         # vLLM's own copy, which is loaded once in a process; a child process need not import vLLM

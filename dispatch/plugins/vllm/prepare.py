@@ -1,9 +1,6 @@
-"""Between vLLM's KV cache and its graphs: a plan for each layer group, and what it names, built."""
+"""Between vLLM's KV cache and its graphs: what vLLM will run, as the request for a plan."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
@@ -11,28 +8,20 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.attention.backends.utils import get_kv_cache_layout
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-from dispatch._core import BackendPlan
 from dispatch.backends import Registry
 from dispatch.backends.registry import BUILT_IN, importer
-from dispatch.candidate import Candidate
 from dispatch.device import current_device
 from dispatch.engine import LayerGroup
-from dispatch.engine.choose import Choice, choose
+from dispatch.engine.choose import choose, patience_s
 from dispatch.engine.ranks import ALONE, Ranks
-from dispatch.engine.runner import APART_S
-from dispatch.errors import MeasureError, one_line
-from dispatch.obtain import SLACK_S
-from dispatch.plugins.vllm import log
+from dispatch.plugins.vllm import leave_alone
 from dispatch.plugins.vllm.backend import DynamicBuilder
-from dispatch.plugins.vllm.check import difference
-from dispatch.plugins.vllm.decode import Decoder, DecodeStep
+from dispatch.plugins.vllm.build import decoders_of
 from dispatch.plugins.vllm.graphs import Served, decode_descs
 from dispatch.plugins.vllm.layers import spec_of
 from dispatch.plugins.vllm.refusals import refusal, settings
 from dispatch.request import TuneRequest
-from dispatch.spec import AttentionSpec
 from dispatch.traits import EngineTraits
-from dispatch.workspace import Workspaces
 
 DEFAULT = "vllm_fa3"
 OURS = {DEFAULT: "dispatch.plugins.vllm.fa3:VllmFa3"}
@@ -52,10 +41,10 @@ def prepare(runner: GPUModelRunner) -> Served | None:
     """Plan, and build what the plan names. None where the default serves all. Raises whatever goes wrong."""
     config, manager = runner.vllm_config, runner.cudagraph_manager
     if why := refusal(config):  # another engine of this process had our backend, and vLLM has remembered it
-        log.warning("decode-dispatch leaves attention alone: %s", why)
+        leave_alone(why)
         return None
     if not manager.cudagraph_mode.separate_routine() or not decode_descs(manager._capture_descs):
-        log.warning("decode-dispatch leaves attention alone: no full graphs of decode steps alone are captured")
+        leave_alone("no full graphs of decode steps alone are captured")
         return None
     builders = [
         builder
@@ -64,7 +53,7 @@ def prepare(runner: GPUModelRunner) -> Served | None:
         if type(builder := group.get_metadata_builder(0)) is DynamicBuilder  # a class of its own may change the rows
     ]
     if not builders:
-        log.warning("decode-dispatch leaves attention alone: no layers of the kind that it knows")
+        leave_alone("no layers of the kind that it knows")
         return None
     layers = config.compilation_config.static_forward_context
     with set_current_vllm_config(config):
@@ -91,54 +80,11 @@ def prepare(runner: GPUModelRunner) -> Served | None:
             choices = choose(groups, request, current_device(), backends, "", ranks)
             if all(choice.plan is None for choice in choices):
                 return None
-            decoders = _decoders(builders, specs, choices, request, backends, runner.device, ranks, layers)
+            decoders = decoders_of(builders, specs, choices, request, backends, runner.device, ranks, layers)
     except BaseException as error:
         ranks.give_up(error)
         raise
     return Served(choices, decoders, ranks, request.config)
-
-
-def _decoders(
-    builders: Sequence[DynamicBuilder],
-    specs: Sequence[AttentionSpec],
-    choices: Sequence[Choice],
-    request: TuneRequest,
-    backends: Registry,
-    device: torch.device,
-    ranks: Ranks,
-    layers: Mapping[str, Any],
-) -> list[Decoder]:
-    """One for each builder, with what its plan names, where it is built and right on all ranks."""
-    scratch, wanted = Workspaces(device), []
-    for i, choice in enumerate(choices):
-        boxes = [] if choice.plan is None else [decided.box for decided in choice.plan.boxes]
-        named = {(box.bucket, Candidate.parse(box.candidate)) for box in boxes}
-        wanted += [(i, *each) for each in sorted(named, key=str) if each[1] != choice.default]
-    for i, bucket, candidate in wanted:
-        backend = backends.get(candidate.backend)
-        longest = candidate.max_kv or request.max_seq_len
-        scratch.reserve(backend.family, backend.workspace_bytes(specs[i], bucket, longest))
-    built: dict[tuple[int, int, str], DecodeStep] = {}
-    failed = []
-    for i, bucket, candidate in wanted:
-        try:
-            backend, longest = backends.get(candidate.backend), candidate.max_kv or request.max_seq_len
-            impl = backend.build(specs[i], bucket, longest, scratch.get(backend.family), candidate.knobs)
-            step = DecodeStep(impl, specs[i], bucket)
-            if wrong := difference(step, layers[builders[i].layer_names[0]], longest):
-                raise MeasureError(wrong)
-            built[i, bucket, str(candidate)] = step
-        except Exception as error:  # it loses its bucket, on all ranks
-            log.warning("decode-dispatch: bucket %d: %s is not used: %s", bucket, candidate, one_line(error))
-            failed.append([i, bucket, str(candidate)])
-    for gone in (tuple(each) for rank in ranks.share("what is built", failed) for each in rank):
-        built.pop(gone, None)
-    decoders = []
-    for i, (builder, choice) in enumerate(zip(builders, choices, strict=True)):
-        steps = {(bucket, Candidate.parse(name)): step for (j, bucket, name), step in built.items() if j == i}
-        decoders.append(Decoder(choice.table or BackendPlan([1], []), choice.default, steps, ranks))
-        builder.decoder = decoders[-1]
-    return decoders
 
 
 def _ranks(request: TuneRequest) -> Ranks:
@@ -146,4 +92,4 @@ def _ranks(request: TuneRequest) -> Ranks:
     group = get_tp_group()
     if group.world_size == 1:
         return ALONE
-    return Ranks(group.cpu_group, APART_S + 2 * (request.config.time_budget_s + SLACK_S))
+    return Ranks(group.cpu_group, patience_s(request.config))

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from dispatch.errors import DispatchError, one_line
-from dispatch.plugins.vllm import log
+from dispatch.plugins.vllm import leave_alone
 from dispatch.plugins.vllm.prepare import prepare
 
 
@@ -36,5 +36,5 @@ def _tried(work: Any, *args: Any) -> Any:
         return work(*args)
     except Exception as error:
         why = str(error) if isinstance(error, DispatchError) else one_line(error)
-        log.warning("decode-dispatch leaves attention alone: %s", why)
+        leave_alone(why)
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dispatch.plugins.vllm import log
+from dispatch.plugins.vllm import leave_alone
 from dispatch.plugins.vllm.refusals import QUANTISES, refusal, settings
 
 _said: set[str] = set()
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     if why:
         if why not in _said:
             _said.add(why)
-            log.warning("decode-dispatch leaves attention alone: %s", why)
+            leave_alone(why)
         return FlashAttentionBackend
     from dispatch.plugins.vllm.backend import DynamicBackend
     from dispatch.plugins.vllm.runner import hook
