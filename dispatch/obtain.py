@@ -83,6 +83,8 @@ def obtain_plan(
             incumbent = [decided.box for decided in stored.boxes]
         try:
             quarantine = Quarantine(store.path(key), key)
+            budget_s = request.config.time_budget_s
+            _log.info("measuring decode attention, %s: at most %g s", request.spec.describe(), budget_s)
             plan, samples = tune(request, device, registry, progress, earlier, incumbent, force, phases, quarantine)
         except MeasureError as error:
             return _as_it_is(store, key, stored, error)

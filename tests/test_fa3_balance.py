@@ -11,7 +11,7 @@ import torch
 
 from dispatch.backends.fa3 import Fa3
 from dispatch.backends.fa3_balance import BalancedSchedule
-from dispatch.backends.fa3_layout import UnknownLayout, block_tokens, own_parts, rounded
+from dispatch.backends.fa3_layout import Layout, UnknownLayout, layout_of, own_parts, rounded
 from smoke.facts.balance import told_us
 from tests.eligibility import H200, layer
 
@@ -40,11 +40,25 @@ def fa3(tokens, heads, most, vectors=4):
     return schedule
 
 
+def vllms(tokens, heads, most, vectors=3):
+    """The same as vLLM 0.26.0 keeps it, as seen on an H200: rows as they come, behind the queries of each row."""
+
+    def schedule(lengths):
+        rows, place = len(lengths), rounded(len(lengths))
+        metadata = torch.zeros(vectors * place + 1, dtype=torch.int32)
+        metadata[:place] = 4
+        metadata[place : place + rows] = torch.from_numpy(own_parts(blocks_of(lengths, tokens), heads, UNITS, most))
+        return metadata
+
+    return schedule
+
+
 @pytest.mark.parametrize(("heads", "vectors"), [(1, 4), (2, 3), (8, 4), (32, 4)])
 @pytest.mark.parametrize("tokens", [64, 80, 112, 128, 176, 224])
 def test_the_tokens_of_a_block_are_found_out(tokens, heads, vectors):
     most = min(128, UNITS // heads)
-    assert block_tokens(fa3(tokens, heads, most, vectors), heads, UNITS, most) == tokens
+    assert layout_of(fa3(tokens, heads, most, vectors), heads, UNITS, most) == Layout(tokens, 0, 2)
+    assert layout_of(vllms(tokens, heads, most, vectors - 1), heads, UNITS, most) == Layout(tokens, 1, None)
 
 
 def _without_order(lengths):
@@ -69,20 +83,27 @@ def _shortest_first(lengths):
         lambda lengths: fa3(128, 8, 16, vectors=5)(lengths),
         lambda lengths: fa3(128, 8, 16)(lengths).roll(1),
         lambda lengths: fa3(128, 4, 16)(lengths),  # splits by another rule
+        lambda lengths: vllms(128, 8, 16)(lengths)[:-1],
+        lambda lengths: vllms(128, 8, 16, vectors=4)(lengths),
+        lambda lengths: vllms(128, 8, 16)(lengths).roll(1),
+        lambda lengths: vllms(128, 4, 16)(lengths),
         lambda lengths: lengths,
     ],
-    ids=["no order", "shortest first", "no counter", "more vectors", "counter first", "another rule", "lengths"],
+    ids=[
+        *("no order", "shortest first", "no counter", "more vectors", "counter first", "another rule"),
+        *("vLLM, no counter", "vLLM, more vectors", "vLLM, counter first", "vLLM, another rule", "lengths"),
+    ],
 )
 def test_another_layout_is_refused(other):
     with pytest.raises(UnknownLayout):
-        block_tokens(other, 8, UNITS, 16)
+        layout_of(other, 8, UNITS, 16)
 
 
 def balanced(lengths, heads, most=16, tokens=128, max_kv=65536):
     """Rows in the order in which the kernel takes them, and their parts; checks that nothing else was written."""
     rows, place = len(lengths), rounded(len(lengths))
     metadata = torch.full((4 * place + 1,), UNTOUCHED, dtype=torch.int32, device=DEVICE)
-    schedule = BalancedSchedule(rows, heads, UNITS, most, max_kv, tokens, metadata)
+    schedule = BalancedSchedule(rows, heads, UNITS, most, max_kv, Layout(tokens, 0, 2), metadata)
     schedule.write(torch.as_tensor(lengths, dtype=torch.int32, device=DEVICE))
     found = metadata.cpu().numpy()
     order, parts = found[2 * place : 2 * place + rows].copy(), found[:rows].copy()
@@ -92,11 +113,27 @@ def balanced(lengths, heads, most=16, tokens=128, max_kv=65536):
     return order, parts
 
 
-def end(blocks, parts, heads, tile=0.5):
-    """Blocks until the last SM is done, that take the next tile whenever they are, longest rows first."""
+def balanced_as_they_come(lengths, heads, most=16, tokens=128, max_kv=65536):
+    """The parts of each row, in vLLM's layout; checks that nothing else was written."""
+    rows, place = len(lengths), rounded(len(lengths))
+    metadata = torch.full((3 * place + 1,), UNTOUCHED, dtype=torch.int32, device=DEVICE)
+    schedule = BalancedSchedule(rows, heads, UNITS, most, max_kv, Layout(tokens, 1, None), metadata)
+    schedule.write(torch.as_tensor(lengths, dtype=torch.int32, device=DEVICE))
+    found = metadata.cpu().numpy()
+    parts = found[place : place + rows].copy()
+    assert found[-1] == 0
+    found[-1] = found[place : place + rows] = UNTOUCHED
+    assert (found == UNTOUCHED).all()
+    assert parts.min() >= 1
+    assert parts.max() <= most
+    return parts
+
+
+def end(blocks, parts, heads, tile=0.5, is_sorted=True):
+    """Blocks until the last SM is done, of SMs that take tiles in turn: longest rows first, or as they come."""
     longest = blocks_of(blocks, parts)
     done = [0.0] * UNITS
-    for i in np.argsort(-longest, kind="stable"):
+    for i in np.argsort(-longest, kind="stable") if is_sorted else range(len(blocks)):
         of_row = [tile + min(longest[i], blocks[i] - part * longest[i]) for part in range(parts[i])]
         for cost in of_row * heads:
             heapq.heapreplace(done, done[0] + max(0, cost))
@@ -151,6 +188,18 @@ def test_it_gains_over_fa3_on_ragged_batches_and_loses_next_to_nothing():
         gains.append(end(blocks, own, 8) / end(blocks, by_row(blocks * 128, 8), 8))
     assert np.exp(np.log(gains).mean()) > 1.05
     assert min(gains) > 0.95
+
+
+def test_where_rows_are_taken_as_they_come_it_gains_too():
+    gains = []
+    for rows, seed in product((1, 2, 4, 8, 16, 32), range(4)):
+        blocks = blocks_of(ragged(rows, 9000, seed))
+        own, mine = own_parts(blocks, 8, UNITS, 16), balanced_as_they_come(blocks * 128, 8)
+        gains.append(end(blocks, own, 8, is_sorted=False) / end(blocks, mine, 8, is_sorted=False))
+    assert np.exp(np.log(gains).mean()) > 1.1
+    # FA3's own may happen to take less than several waves take at most
+    assert sum(gain < 1 for gain in gains) <= 1
+    assert min(gains) > 0.9
 
 
 def test_it_is_offered_where_a_wave_more_or_less_matters(monkeypatch):

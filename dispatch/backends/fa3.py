@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, not_installed, refuse
-from dispatch.backends.fa3_layout import block_tokens
+from dispatch.backends.fa3_layout import layout_of
 from dispatch.backends.fa3_quantise import Quantise
 from dispatch.device import DeviceFingerprint
 from dispatch.dtypes import TORCH_DTYPES
@@ -202,9 +202,9 @@ class _Balanced(_Fa3):
         balance: Any = importlib.import_module("dispatch.backends.fa3_balance")  # imports triton
         heads = spec.num_kv_heads
         own = lambda lengths: self._scheduled(lengths.to(device), max_kv).cpu()  # noqa: E731
-        tokens = block_tokens(own, heads, units, num_splits)
+        layout = layout_of(own, heads, units, num_splits)
         self.metadata = self._scheduled(torch.ones(batch_size, dtype=torch.int32, device=device), max_kv)
-        self.balanced = balance.BalancedSchedule(batch_size, heads, units, num_splits, max_kv, tokens, self.metadata)
+        self.balanced = balance.BalancedSchedule(batch_size, heads, units, num_splits, max_kv, layout, self.metadata)
 
     def begin_step(self, inputs: StepInputs) -> None:
         self._take(inputs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -27,9 +29,28 @@ class UnknownLayout(RuntimeError):
 
 
 def rounded(rows: int) -> int:
-    """Entries of a vector of the metadata: the parts of each row, blocks of queries, rows by their longest part; and
-    in some builds, heads that share the cache. Behind them is one counter."""
+    """Entries of a vector of the metadata: the parts of each row, and what else a build keeps for each. Behind them is
+    one counter."""
     return -(-rows // ROUNDED_TO) * ROUNDED_TO
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`block_tokens`: of a block of FA3's kernel. `parts`: which vector holds into how many parts each row is split.
+    `order`: which one has the rows in the order in which the kernel takes them, by their longest part, and so has
+    `parts`; None: it takes them as they come."""
+
+    block_tokens: int
+    parts: int
+    order: int | None
+
+
+Kept = tuple[tuple[int, ...], int, int | None]
+"""How many vectors a build may keep, and where the parts and the order of rows are. Others, which are not read here,
+have the blocks or rows of queries, or the heads that share the cache."""
+
+TOKENSPEED: Kept = ((3, 4), 0, 2)
+VLLM: Kept = ((2, 3), 1, None)  # 0.26.0
 
 
 def own_parts(blocks: Ints, heads: int, units: int, most_splits: int) -> Ints:
@@ -39,30 +60,37 @@ def own_parts(blocks: Ints, heads: int, units: int, most_splits: int) -> Ints:
     return parts
 
 
-def block_tokens(schedule: Callable[[torch.Tensor], torch.Tensor], heads: int, units: int, most_splits: int) -> int:
-    """Tokens of a block, for which what `schedule` writes for some lengths is what the layout above says.
+def layout_of(schedule: Callable[[torch.Tensor], torch.Tensor], heads: int, units: int, most_splits: int) -> Layout:
+    """The layout for which what `schedule` writes for some lengths is the schedule of their blocks.
 
     `schedule`: lengths, int32 [rows] on the CPU, to FA3's metadata, int32, on the CPU. Raises UnknownLayout.
     """
-    possible = set(BLOCK_TOKENS)
+    possible = list(product(BLOCK_TOKENS, (TOKENSPEED, VLLM)))
     in_no_order: Ints = 1 + np.arange(sum(PROBES), dtype=np.int64) * 7919 % LONGEST_PROBE
     for lengths in np.split(in_no_order, np.cumsum(PROBES)[:-1]):
         metadata = schedule(torch.from_numpy(lengths).int()).numpy().astype(np.int64)
-        possible = {t for t in possible if _explains(metadata, -(-lengths // t), heads, units, most_splits)}
+        own = {tokens: own_parts(-(-lengths // tokens), heads, units, most_splits) for tokens in BLOCK_TOKENS}
+        possible = [
+            (tokens, kept) for tokens, kept in possible if _explains(metadata, -(-lengths // tokens), own[tokens], kept)
+        ]
     if not possible:
         raise UnknownLayout("this build of FA3 keeps its schedule in another way")
-    return min(possible)
+    tokens, (_, parts, order) = possible[0]
+    return Layout(tokens, parts, order)
 
 
-def _explains(metadata: Ints, blocks: Ints, heads: int, units: int, most_splits: int) -> bool:
-    """Whether rows of so many blocks have this schedule."""
+def _explains(metadata: Ints, blocks: Ints, own: Ints, kept: Kept) -> bool:
+    """Whether rows of so many blocks, of which FA3 makes so many parts, have this schedule."""
+    vectors, parts, order = kept
     rows, vector = len(blocks), rounded(len(blocks))
-    vectors, counter = divmod(len(metadata), vector)
-    if counter != 1 or vectors not in (3, 4):
+    count, counter = divmod(len(metadata), vector)
+    if counter != 1 or count not in vectors:
         return False
-    parts, order = metadata[:rows], metadata[2 * vector :][:rows]
-    if not np.array_equal(np.sort(order), np.arange(rows)):
+    found = metadata[parts * vector :][:rows]
+    if order is None:
+        return np.array_equal(own, found)
+    taken = metadata[order * vector :][:rows]
+    if not np.array_equal(np.sort(taken), np.arange(rows)):
         return False
-    own = own_parts(blocks, heads, units, most_splits)
-    longest = -(-blocks // own)[order]
-    return np.array_equal(own[order], parts) and bool((np.diff(longest) <= 0).all())
+    longest = -(-blocks // own)[taken]
+    return np.array_equal(own[taken], found) and bool((np.diff(longest) <= 0).all())

@@ -15,17 +15,22 @@ BACKENDS = (PLUGIN, "FLASH_ATTN", "FLASHINFER")
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def engine(
-    folder: Path, backend: str, kv_gib: float, max_len: int, fp8: bool = False, **given: Any
-) -> tuple[Any, float]:
-    """An LLM, and the seconds that it took. `backend`: vLLM's name of one, or its default with our switch on ("plugin",
-    and "forced": with other kernels than timing may choose), off ("off"), or without our package ("absent")."""
+def surroundings(backend: str) -> None:
+    """Set what vLLM reads from the environment: before it is imported."""
     os.environ["ENABLE_DYNAMIC_DECODE_BACKEND"] = "1" if backend in (PLUGIN, FORCED) else "0"
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if backend == "FLASHINFER":
         os.environ["VLLM_HAS_FLASHINFER_CUBIN"] = "1"  # or it would not take XQA without a network
     if backend == ABSENT:
         os.environ["VLLM_PLUGINS"] = ""
+
+
+def engine(
+    folder: Path, backend: str, kv_gib: float, max_len: int, fp8: bool = False, **given: Any
+) -> tuple[Any, float]:
+    """An LLM, and the seconds that it took. `backend`: vLLM's name of one, or its default with our switch on ("plugin",
+    and "forced": with other kernels than timing may choose), off ("off"), or without our package ("absent")."""
+    surroundings(backend)
     if backend == FORCED:
         force()
     from vllm import LLM

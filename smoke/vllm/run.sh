@@ -13,9 +13,9 @@ for trace in "$@"; do traces+=(--trace "$trace"); done
 numbers() { # suffix, options
   local suffix=$1
   shift
-  python3 -m smoke.vllm.numbers --backend plugin --out "$out/plugin$suffix.json" "$@" 2> "$out/plugin$suffix.log"
+  python3 -m smoke.vllm.numbers --backend plugin --out "$out/plugin$suffix.json" "$@" &> "$out/plugin$suffix.log"
   for backend in FLASH_ATTN forced off absent; do
-    python3 -m smoke.vllm.numbers --backend "$backend" --out "$out/$backend$suffix.json" "$@" 2> "$out/$backend$suffix.log" &
+    python3 -m smoke.vllm.numbers --backend "$backend" --out "$out/$backend$suffix.json" "$@" &> "$out/$backend$suffix.log" &
   done
   wait
   mkdir -p "$out/of$suffix"
@@ -30,7 +30,7 @@ case $part in numbers | all)
 esac
 case $part in applied | all)
   for backend in plugin forced off FLASH_ATTN; do
-    python3 -m smoke.vllm.applied --backend "$backend" --out "$out/applied-$backend.json" 2> "$out/applied-$backend.log" &
+    python3 -m smoke.vllm.applied --backend "$backend" --out "$out/applied-$backend.json" &> "$out/applied-$backend.log" &
   done
   wait
   ;;

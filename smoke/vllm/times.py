@@ -4,8 +4,9 @@
 
 A model of Qwen3-8B's sizes with random weights. Each backend is a process of its own on the same GPU, of which one runs
 at a time. A batch is prompts as long as those of requests drawn from a trace, at most 16384 tokens. They are cached by
-vLLM, so that what is timed is decoding: the time for 1 + 48 tokens less that for 1, over 48. FLASH_ATTN runs twice in
-each of the repeats. A batch that the KV cache does not hold is left out.
+vLLM, so that what is timed is decoding: from the last request's first token to the last token, by vLLM's own clock.
+FLASH_ATTN runs twice in each of the repeats. A batch that the KV cache does not hold is left out. At last the plugin is
+started once more, which then finds its plan.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import mkdtemp
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from dispatch.bench.trace import read_traces
-from smoke.vllm.engine import BACKENDS, PLUGIN, engine, generate
+from smoke.vllm.engine import BACKENDS, PLUGIN, engine, generate, surroundings
 from smoke.vllm.model import QWEN3_8B, write
 
 BATCHES, REPEATS, TOKENS, LONGEST = (1, 8, 32, 128), 5, 48, 16384
+CHUNK = 8192  # of prompts; three engines have to fit
 TWIN = "FLASH_ATTN again"
 MODULE = "smoke.vllm.times"
 
@@ -40,27 +42,32 @@ def lengths_of(trace: Path, batch: int) -> list[int]:
 
 
 def work(backend: str, kv_gib: float, fp8: bool) -> None:
-    """Answer each line of stdin, {trace, batch}, with the seconds for a token, until there is none."""
-    llm, ready = engine(
-        write(Path(mkdtemp()), QWEN3_8B), backend, kv_gib, LONGEST + 256, fp8, enable_prefix_caching=True
-    )
+    """Start an engine at the first line of stdin, and answer each other one, {trace, batch}, with the seconds for a
+    token, until there is none."""
+    surroundings(backend)
+    import vllm  # noqa: F401  takes long, and no GPU
+
+    sys.stdin.readline()
+    folder, max_len = write(Path(mkdtemp()), QWEN3_8B), LONGEST + 256
+    given = {"enable_prefix_caching": True, "disable_log_stats": False, "max_num_batched_tokens": CHUNK}
+    llm, ready = engine(folder, backend, kv_gib, max_len, fp8, **given)
     print(json.dumps({"ready_s": ready}), flush=True)
+    cached = None
     for line in sys.stdin:
         asked = json.loads(line)
         lengths = lengths_of(Path(asked["trace"]), asked["batch"])
         random = np.random.default_rng(asked["batch"])
         prompts = [random.integers(2, QWEN3_8B["vocab_size"], length).tolist() for length in lengths]
-        generate(llm, prompts, 1)  # into the cache
-        took = []
-        for tokens in (1, 1 + TOKENS):
-            start = perf_counter()
-            generate(llm, prompts, tokens)
-            took.append(perf_counter() - start)
-        print(json.dumps({"token_s": (took[1] - took[0]) / TOKENS}), flush=True)
+        if asked != cached:
+            generate(llm, prompts, 1)
+            cached = asked
+        found = [output.metrics for output in generate(llm, prompts, 1 + TOKENS)]
+        took = max(its.last_token_ts for its in found) - max(its.first_token_ts for its in found)
+        print(json.dumps({"token_s": took / TOKENS}), flush=True)
 
 
 class Worker:
-    """A backend in a process of its own."""
+    """A backend in a process of its own. Its engine waits for `ready_s`."""
 
     def __init__(self, backend: str, options: argparse.Namespace) -> None:
         command = [sys.executable, "-m", MODULE, "--worker", backend, "--kv-gib", str(options.kv_gib)]
@@ -68,15 +75,19 @@ class Worker:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ready_s(self) -> float:
-        """Wait for it: the seconds that its engine took."""
+        """Start it: the seconds that its engine took."""
+        self._tell("")
         return float(self._answer()["ready_s"])
 
     def ask(self, trace: Path, batch: int) -> float:
         """Seconds for a token."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"trace": str(trace), "batch": batch}) + "\n")
-        self.process.stdin.flush()
+        self._tell(json.dumps({"trace": str(trace), "batch": batch}))
         return float(self._answer()["token_s"])
+
+    def _tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
 
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -102,42 +113,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--trace", type=Path, action="append", default=[])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--fp8", action="store_true")
-    parser.add_argument("--kv-gib", type=float, default=27.5, help="of each backend's KV cache")
+    parser.add_argument("--kv-gib", type=float, default=27.2, help="of each backend's KV cache")
     parser.add_argument("--worker")
     options = parser.parse_args(arguments)
     if options.worker:
         work(options.worker, options.kv_gib, options.fp8)
         return
-    workers = {PLUGIN: Worker(PLUGIN, options)}
-    ready = {PLUGIN: workers[PLUGIN].ready_s()}  # before the others begin: it tunes on an idle GPU
-    workers |= {name: Worker(name, options) for name in BACKENDS if name != PLUGIN}
-    ready |= {name: worker.ready_s() for name, worker in workers.items() if name != PLUGIN}
+    workers = {name: Worker(name, options) for name in BACKENDS}
+    again = Worker(PLUGIN, options)
+    ready = {name: worker.ready_s() for name, worker in workers.items()}  # the plugin first: it tunes on an idle GPU
     token_bytes = 2 * QWEN3_8B["num_hidden_layers"] * QWEN3_8B["num_key_value_heads"] * QWEN3_8B["head_dim"]
     capacity = options.kv_gib * (1 << 30) / (token_bytes * (1 if options.fp8 else 2))
-    random, rows = np.random.default_rng(0), []
-    for trace in options.trace:
-        for batch in BATCHES:
-            lengths = lengths_of(trace, batch)
-            row: dict[str, Any] = {"trace": trace.stem, "batch": batch, "tokens": sum(lengths), "longest": max(lengths)}
-            rows.append(row)
-            if sum(lengths) + batch * (TOKENS + 32) > capacity:
-                row["left_out"] = "more than the KV cache holds"
-                continue
-            token_s: dict[str, list[float]] = {name: [] for name in (*BACKENDS, TWIN)}
-            for repeat in range(-1, REPEATS):  # the first one warms up
-                for name in random.permutation(list(token_s)):
-                    took = workers["FLASH_ATTN" if name == TWIN else str(name)].ask(trace, batch)
-                    if repeat >= 0:
-                        token_s[str(name)].append(took)
-            row |= {"token_s": token_s, "over_flash_attn": summary(token_s)}
-            shown = ", ".join(f"{name} {its:.3f}x" for name, its in row["over_flash_attn"].items())
-            ms = 1e3 * median(token_s[PLUGIN])
-            print(f"{trace.stem}, batch {batch}, {sum(lengths)} tokens: {shown}; plugin {ms:.2f} ms", flush=True)
-    if options.out:
-        options.out.write_text(json.dumps({"fp8": options.fp8, "ready_s": ready, "rows": rows}, indent=1) + "\n")
-    print("ready:", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in ready.items()))
+    random, found = np.random.default_rng(0), {"fp8": options.fp8, "ready_s": ready, "rows": (rows := [])}
+    for trace, batch in product(options.trace, BATCHES):
+        lengths = lengths_of(trace, batch)
+        row: dict[str, Any] = {"trace": trace.stem, "batch": batch, "tokens": sum(lengths), "longest": max(lengths)}
+        rows.append(row)
+        if sum(lengths) + batch * (TOKENS + 32) > capacity:
+            row["left_out"] = "more than the KV cache holds"
+            continue
+        token_s: dict[str, list[float]] = {name: [] for name in (*BACKENDS, TWIN)}
+        for repeat in range(-1, REPEATS):  # the first one warms up
+            for name in random.permutation(list(token_s)):
+                took = workers["FLASH_ATTN" if name == TWIN else str(name)].ask(trace, batch)
+                if repeat >= 0:
+                    token_s[str(name)].append(took)
+        row |= {"token_s": token_s, "over_flash_attn": summary(token_s)}
+        shown = ", ".join(f"{name} {its:.3f}x" for name, its in row["over_flash_attn"].items())
+        ms = 1e3 * median(token_s[PLUGIN])
+        print(f"{trace.stem}, batch {batch}, {sum(lengths)} tokens: {shown}; plugin {ms:.2f} ms", flush=True)
+        options.out.write_text(json.dumps(found, indent=1) + "\n")  # what there is, should a later batch fail
     for worker in workers.values():
         worker.process.kill()
+        worker.process.wait()
+    ready["plugin, its plan stored"] = again.ready_s()
+    again.process.kill()
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    print("ready:", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in ready.items()))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,27 @@ def test_a_value_that_cannot_be_read_is_told_at_start(monkeypatch):
         register()
 
 
+def test_what_the_package_logs_is_shown_as_vllms_lines_are(monkeypatch):
+    rest = logging.getLogger("dispatch")
+    monkeypatch.setattr(rest, "handlers", [])
+    monkeypatch.setattr(rest, "propagate", True)
+    monkeypatch.setenv(ENV, "1")
+    register()
+    assert rest.handlers == logging.getLogger("vllm").handlers != []
+    assert not rest.propagate
+    assert logging.getLogger("dispatch.obtain").isEnabledFor(logging.INFO)
+
+
+def test_a_handler_of_the_users_own_stays(monkeypatch):
+    rest, own = logging.getLogger("dispatch"), logging.NullHandler()
+    monkeypatch.setattr(rest, "handlers", [own])
+    monkeypatch.setattr(rest, "propagate", True)
+    monkeypatch.setenv(ENV, "1")
+    register()
+    assert rest.handlers == [own]
+    assert rest.propagate
+
+
 def test_another_version_is_left_alone(monkeypatch, caplog):
     monkeypatch.setenv(ENV, "1")
     monkeypatch.setattr("dispatch.plugins.vllm.version", lambda name: "0.33.0")

@@ -40,6 +40,15 @@ def register() -> None:
             return
     for place in places:
         register_backend(place, SELECTED)
+    _show_all()
+
+
+def _show_all() -> None:
+    """What the rest of the package logs is shown where vLLM's lines are, unless the user has seen to it."""
+    rest, vllms = logging.getLogger("dispatch"), logging.getLogger("vllm")
+    if not rest.handlers:
+        rest.handlers, rest.propagate = list(vllms.handlers), False
+        rest.setLevel(vllms.level)
 
 
 def leave_alone(why: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -66,13 +66,13 @@ class Served:
             for decoder in self.decoders:
                 decoder.forced = None
         if not self.graphs:
+            log.info("decode-dispatch: vLLM's own kernel serves every batch")
             return
         for decoder in self.decoders:
             decoder.serves = True
         manager.run_fullgraph = functools.partial(self.run, manager, manager.run_fullgraph)
-        count = sum(map(len, self.graphs.values()))
         mib, took = free - _free_mib(), monotonic() - start
-        log.info("decode-dispatch: %d graphs beside the default's, in %.1f s and %d MiB", count, took, mib)
+        log.info("decode-dispatch: graphs beside the default's, in %.1f s and %d MiB: %s", took, mib, self.describe())
 
     def run(self, manager: Any, run_fullgraph: Any, desc: Any) -> Any:
         """The graph that was captured for what serves this step."""
@@ -84,6 +84,14 @@ class Served:
             return run_fullgraph(desc)
         finally:
             manager.graphs = own
+
+    def describe(self) -> str:
+        """What may serve which batch sizes beside the default."""
+        return "; ".join(
+            f"{_named(c or choice.default for c, choice in zip(variant, self.choices, strict=True))}"
+            f" at {', '.join(str(desc.num_reqs) for desc in sorted(graphs, key=lambda desc: desc.num_reqs))}"
+            for variant, graphs in self.graphs.items()
+        )
 
     def _over_budget(self, seconds: float, mib: float) -> str:
         if seconds > self.config.capture_budget_s:
@@ -116,5 +124,5 @@ def _free_mib() -> float:
     return torch.cuda.mem_get_info()[0] / MIB
 
 
-def _named(variant: Variant) -> str:
+def _named(variant: Iterable[Candidate]) -> str:
     return ", ".join(map(str, variant))
