@@ -43,6 +43,7 @@ def engine(
         skip_tokenizer_init=True,
         max_model_len=max_len,
         max_num_seqs=SIZES[-1],
+        gpu_memory_utilization=0.2,  # what vLLM wants to find free: several engines share the GPU
         kv_cache_memory_bytes=int(kv_gib * (1 << 30)),
         kv_cache_dtype="fp8" if fp8 else "auto",
         compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(SIZES)},

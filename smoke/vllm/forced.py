@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
-from dispatch.candidate import Candidate
+from dispatch.backends import Registry
 from dispatch.decision import Reason
-from dispatch.engine.choose import Choice
-from dispatch.plan import DecidedBox
+from dispatch.device import DeviceFingerprint
+from dispatch.eligible import eligible
+from dispatch.obtain import Obtained
+from dispatch.plan import DecidedBox, StoredPlan
+from dispatch.request import TuneRequest
 from dispatch.samples import Box
 
-BACKENDS = {1: "flashinfer_xqa", 2: "flashinfer_fa2_tc", 4: "vllm_fa3[balanced=1]", 8: "flashinfer_xqa"}
-ROUND = tuple(BACKENDS.values())
+ROUND = ("flashinfer_xqa", "flashinfer_fa2_tc", "vllm_fa3[balanced=1]", "flashinfer_fa2")
 
 
 def force() -> None:
-    """Have the adapter's plans name these backends, whatever was measured; buckets above 8 take them in turns."""
-    from dispatch.plugins.vllm import prepare
+    """Have the adapter's plans name these backends for buckets in turn, with nothing measured."""
+    from dispatch.engine import choose
 
-    chosen = prepare.choose
-
-    def choose(groups, request, *given):  # type: ignore[no-untyped-def]
-        return [_forced(choice, request.buckets) for choice in chosen(groups, request, *given)]
-
-    prepare.choose = choose
+    choose.obtain_plan = obtain
 
 
-def _forced(choice: Choice, buckets: tuple[int, ...]) -> Choice:
-    assert choice.plan is not None, choice.why
-    names = {b: BACKENDS.get(b, ROUND[i % len(ROUND)]) for i, b in enumerate(buckets)}
+def obtain(request: TuneRequest, device: DeviceFingerprint, registry: Registry, *_: Any) -> Obtained:
+    """In the place of dispatch.obtain.obtain_plan."""
+    default = eligible(request, device, registry).default
     boxes = tuple(
-        DecidedBox(Box(b, 1, 1 << 20, 1000, 1 << 20, str(Candidate.parse(name))), Reason.FASTEST, 2.0)
-        for b, name in names.items()
+        DecidedBox(Box(bucket, 1, 1 << 20, 1000, 1 << 20, ROUND[i % len(ROUND)]), Reason.FASTEST, 1.0)
+        for i, bucket in enumerate(request.buckets)
     )
-    plan = replace(choice.plan, boxes=boxes)
-    return replace(choice, plan=plan, table=plan.table())
+    plan = StoredPlan(
+        request.key(device, registry, default), "2026-11-30T00:00:00+00:00", default, request.buckets, boxes
+    )
+    return Obtained(plan, None, None, "forced")

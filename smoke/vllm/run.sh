@@ -13,6 +13,7 @@ for trace in "$@"; do traces+=(--trace "$trace"); done
 numbers() { # suffix, options
   local suffix=$1
   shift
+  # a plugin's first run tunes on an idle GPU, "forced" does not tune
   python3 -m smoke.vllm.numbers --backend plugin --out "$out/plugin$suffix.json" "$@" &> "$out/plugin$suffix.log"
   for backend in FLASH_ATTN forced off absent; do
     python3 -m smoke.vllm.numbers --backend "$backend" --out "$out/$backend$suffix.json" "$@" &> "$out/$backend$suffix.log" &

@@ -92,9 +92,10 @@ class Worker:
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith("{"):  # vLLM's own lines come between
+            if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
+            print(line, end="", file=sys.stderr)  # vLLM's
         raise SystemExit(f"a worker ended with status {self.process.wait()}")
 
 
