@@ -11,7 +11,7 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import set_default_torch_dtype
-from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
+from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl, FlashAttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -58,8 +58,21 @@ def test_without_a_plan_the_metadata_is_vllms(builder):
 def test_with_a_plan_a_decode_step_has_what_serves_it_and_a_prefill_has_not(builder):
     builder.decoder = decoder()
     assert builder.build(0, metadata((5, 60), 4)).decode_dispatch is builder.decoder.steps[4, OTHER]
-    assert builder.build(0, metadata((5, 60), 4, prefill=True)).decode_dispatch is None
+    assert not hasattr(builder.build(0, metadata((5, 60), 4, prefill=True)), "decode_dispatch")
     assert builder.build_for_cudagraph_capture(metadata((5, 60), 4)).decode_dispatch is not None
+
+
+def test_fa3s_schedule_is_computed_only_where_fa3_serves_and_the_first_build_finds_the_window(monkeypatch, builder):
+    fast, build = [], FlashAttentionMetadataBuilder.build
+    monkeypatch.setattr(
+        FlashAttentionMetadataBuilder, "build", lambda self, *given: fast.append(given[2]) or build(self, *given)
+    )
+    builder.decoder = decoder()
+    assert builder.aot_sliding_window is None
+    for lengths in ((5, 60), (5, 60), (100, 120)):  # the last ones are longer than the plan knows
+        builder.build(0, metadata(lengths, 4))
+    builder.build(0, metadata((5, 60), 4, prefill=True))
+    assert fast == [False, True, False, False]
 
 
 @pytest.mark.parametrize("fp8", [False, True])

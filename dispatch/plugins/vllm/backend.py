@@ -44,9 +44,12 @@ class DynamicBuilder(FlashAttentionMetadataBuilder):
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> FlashAttentionMetadata:
-        metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
-        if self.decoder is not None:
-            metadata.decode_dispatch = self.decoder.step(common_prefix_len, common_attn_metadata)
+        step = None if self.decoder is None else self.decoder.step(common_prefix_len, common_attn_metadata)
+        # FA3's schedule is not computed for a step that another kernel serves. But a first build finds out the window.
+        unscheduled = step is not None and self.aot_sliding_window is not None
+        metadata = super().build(common_prefix_len, common_attn_metadata, fast_build or unscheduled)
+        if step is not None:
+            metadata.decode_dispatch = step
         return metadata
 
 

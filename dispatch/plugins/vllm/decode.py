@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
 
-from dispatch._core import BackendPlan
+from dispatch._core import BackendPlan, batch_of
 from dispatch.backends import DecodeImpl, KVCache
 from dispatch.candidate import Candidate
-from dispatch.engine.prepare import batch_of
 from dispatch.engine.ranks import ALONE, Ranks
 from dispatch.engine.serving import ONE_STEP_S
 from dispatch.errors import one_line
@@ -39,15 +40,16 @@ class DecodeStep:
     def __init__(self, impl: DecodeImpl, spec: AttentionSpec, bucket: int) -> None:
         self.impl, self.spec, self.begun = impl, spec, False
         self.lengths_host = torch.ones(bucket, dtype=torch.int32)
+        self.lengths_written: NDArray[np.int32] = self.lengths_host.numpy()
         self.inputs: StepInputs | None = None
 
-    def prepare(self, metadata: Any, lengths: torch.Tensor) -> None:
-        """Before a replay, or a capture. `metadata`: vLLM's, of the whole bucket. `lengths`: int32 [live], host.
+    def prepare(self, metadata: Any, lengths: NDArray[np.int32]) -> None:
+        """Before a replay, or a capture. `metadata`: vLLM's, of the whole bucket. `lengths`: int32 [live].
 
         Raises what the kernel's plan() raises.
         """
         live = len(lengths)
-        self.lengths_host[:live], self.lengths_host[live:] = lengths, 1
+        self.lengths_written[:live], self.lengths_written[live:] = lengths, 1
         if self.inputs is None:
             self.given = metadata.seq_lens
             inner = torch.ones_like(self.given)
@@ -90,11 +92,11 @@ class Decoder:
             return None
         bucket = metadata.num_reqs
         if self.serves:
-            lengths = metadata.seq_lens_cpu_upper_bound[:bucket]
-            lengths = lengths[: int((lengths > 0).sum())]  # padding lies behind the live rows
+            lengths = metadata.seq_lens_cpu_upper_bound.numpy()[:bucket]
+            lengths = lengths[: np.count_nonzero(lengths)]  # padding, of length 0, lies behind the live rows
             candidate = self._planned(bucket, lengths)
         else:
-            lengths, candidate = torch.ones(bucket, dtype=torch.int32), self.forced
+            lengths, candidate = np.ones(bucket, dtype=np.int32), self.forced
         if candidate is None or (bucket, candidate) not in self.steps:
             return None
         step = self.steps[bucket, candidate]
@@ -116,11 +118,10 @@ class Decoder:
         del self.steps[bucket, candidate]
         log.warning("decode-dispatch: bucket %d keeps the default: %s: %s", bucket, candidate, one_line(error))
 
-    def _planned(self, bucket: int, lengths: torch.Tensor) -> Candidate | None:
+    def _planned(self, bucket: int, lengths: NDArray[np.int32]) -> Candidate | None:
         if not len(lengths):
             return None
         entry = self.table.lookup(*batch_of(lengths)[:3])
         if entry is None or entry.bucket != bucket:
             return None
-        candidate = Candidate(entry.backend, entry.tactic)
-        return None if candidate == self.default else candidate
+        return Candidate(entry.backend, entry.tactic)  # the default is not among the steps
