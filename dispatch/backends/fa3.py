@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 
-from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, KVCache, Support, not_installed, refuse
-from dispatch.backends.fa3_layout import layout_of
-from dispatch.backends.fa3_quantise import Quantise
+from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, Support, not_installed, refuse
+from dispatch.backends.fa3_impl import BalancedFa3Impl, Fa3Impl, Kernel
 from dispatch.device import DeviceFingerprint
-from dispatch.dtypes import TORCH_DTYPES
 from dispatch.spec import AttentionSpec
-from dispatch.step import StepInputs
-
-Kernel = tuple[Callable[..., Any], Callable[..., Any]]
-"""FA3's get_scheduler_metadata, and what attends, with the arguments that they have in flash_attn_interface."""
 
 MOST_HEAD_DIM = 256
 MOST_SPLITS = 128  # where FA3's own heuristic ends
@@ -34,9 +28,13 @@ def most_splits(spec: AttentionSpec, units: int, max_kv: int) -> int:
 
 
 class Fa3(Backend):
-    """`splits`: parts of a row at most, without a tactic; None: as many as fill the card."""
+    """`splits`: parts of a row at most, without a tactic; None: as many as fill the card.
+
+    `sorts`: whether the kernel takes the rows with the longest parts first, in whatever order they are.
+    """
 
     splits: ClassVar[int | None] = None
+    sorts: ClassVar[bool] = True
     family = "fa3"
     distribution = "tokenspeed-fa3"
     library = "flash_attn_interface"
@@ -62,8 +60,8 @@ class Fa3(Backend):
         few = FEW_SPLITS if rows <= SMALL_BATCH else 1 if rows >= device.units else None
         most = most_splits(spec, device.units, max_kv)
         fewer = ("",) if few is None or few >= most else ("", f"num_splits={few}")
-        is_few = batch_size <= BALANCED_ROWS and rows <= BALANCED_WAVES * device.units
-        is_balanced = is_few and most > 1 and spec.sliding_window is None
+        is_few = not self.sorts or rows <= BALANCED_WAVES * device.units
+        is_balanced = is_few and batch_size <= BALANCED_ROWS and most > 1 and spec.sliding_window is None
         return (*fewer, "balanced=1") if is_balanced and not not_installed("triton", "triton") else fewer
 
     def build(
@@ -78,8 +76,8 @@ class Fa3(Backend):
         most = most_splits(spec, units, max_kv)
         kernel = self.kernel(workspace.device, batch_size)
         if "balanced" in tactic:
-            return _Balanced(kernel, spec, batch_size, most, workspace.device, units, max_kv)
-        return _Fa3(kernel, spec, batch_size, tactic.get("num_splits", self.splits or most), workspace.device)
+            return BalancedFa3Impl(kernel, spec, batch_size, most, workspace.device, units, max_kv)
+        return Fa3Impl(kernel, spec, batch_size, tactic.get("num_splits", self.splits or most), workspace.device)
 
     def kernel(self, device: torch.device, batch_size: int) -> Kernel:
         """The library, for a batch size."""
@@ -104,108 +102,3 @@ def _shape_refused(spec: AttentionSpec) -> str:
     if spec.has_sinks and (is_fp8 or spec.dtype != "bf16"):
         return "sinks: taken in bf16, and only known to be right for Q and KV in bf16"
     return ""
-
-
-class _Fa3(DecodeImpl):
-    """Calls the operator below `flash_attn_with_kvcache`, which takes no output and would cost a copy of it."""
-
-    def __init__(
-        self, kernel: Kernel, spec: AttentionSpec, batch_size: int, num_splits: int, device: torch.device
-    ) -> None:
-        self.schedule, self.attend = kernel
-        self.spec, self.num_splits = spec, num_splits
-        window = spec.sliding_window
-        self.window = (-1, -1) if window is None else (window - 1, 0)
-        self.metadata: torch.Tensor | None = None
-        self.quantise: Quantise | None = None
-        self.descales: dict[str, torch.Tensor] = {}
-        if spec.kv_dtype == "fp8_e4m3":
-            shape = (batch_size, spec.num_kv_heads)
-            self.quantise = Quantise((batch_size, spec.num_qo_heads, spec.head_dim_qk), device)
-            self.descales = {
-                "q_descale": torch.ones(shape, device=device),
-                "k_descale": torch.full(shape, spec.k_scale, device=device),
-                "v_descale": torch.full(shape, spec.v_scale, device=device),
-            }
-
-    def begin_step(self, inputs: StepInputs) -> None:
-        self._take(inputs)
-        metadata = self._scheduled(self.lengths, self.max_seqlen_k)
-        if self.metadata is None:  # its size depends on the library's version
-            self.metadata = torch.empty_like(metadata)
-        self.metadata.copy_(metadata)
-
-    def _take(self, inputs: StepInputs) -> None:
-        self.lengths, self.table = inputs.lengths, inputs.block_table
-        # the longest row that the table can hold is what the kernel takes from it; the schedule must assume the same
-        self.max_seqlen_k = inputs.block_table.shape[1] * self.spec.page_size
-
-    def _scheduled(self, lengths: torch.Tensor, max_kv: int) -> torch.Tensor:
-        """FA3's own schedule of rows of these lengths, int32 on the device: its metadata."""
-        spec = self.spec
-        metadata: torch.Tensor = self.schedule(
-            len(lengths),
-            1,
-            max_kv,
-            spec.num_qo_heads,
-            spec.num_kv_heads,
-            spec.head_dim_qk,
-            lengths,
-            qkv_dtype=TORCH_DTYPES[spec.kv_dtype],
-            page_size=spec.page_size,
-            causal=True,
-            window_size=self.window,
-            num_splits=self.num_splits,
-        )
-        return metadata
-
-    def forward(self, q: torch.Tensor, kv_cache: KVCache, out: torch.Tensor, sinks: torch.Tensor | None = None) -> None:
-        spec = self.spec
-        k, v = kv_cache
-        if spec.kv_layout == "HND":
-            k, v = k.transpose(1, 2), v.transpose(1, 2)
-        optional = dict(self.descales)
-        if sinks is not None:
-            optional["sinks"] = sinks.to(torch.bfloat16)
-        self.attend(
-            (q if self.quantise is None else self.quantise(q)).unsqueeze(1),
-            k,
-            v,
-            out=out.unsqueeze(1),
-            seqused_k=self.lengths,
-            max_seqlen_k=self.max_seqlen_k,
-            page_table=self.table,
-            softmax_scale=spec.scale,
-            is_causal=True,
-            window_size_left=self.window[0],
-            window_size_right=self.window[1],
-            scheduler_metadata=self.metadata,
-            num_splits=self.num_splits,
-            **optional,
-        )
-
-
-class _Balanced(_Fa3):
-    """The same kernel, with a schedule of our own in the place of FA3's: see fa3_balance."""
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        spec: AttentionSpec,
-        batch_size: int,
-        num_splits: int,
-        device: torch.device,
-        units: int,
-        max_kv: int,
-    ) -> None:
-        super().__init__(kernel, spec, batch_size, num_splits, device)
-        balance: Any = importlib.import_module("dispatch.backends.fa3_balance")  # imports triton
-        heads = spec.num_kv_heads
-        own = lambda lengths: self._scheduled(lengths.to(device), max_kv).cpu()  # noqa: E731
-        layout = layout_of(own, heads, units, num_splits)
-        self.metadata = self._scheduled(torch.ones(batch_size, dtype=torch.int32, device=device), max_kv)
-        self.balanced = balance.BalancedSchedule(batch_size, heads, units, num_splits, max_kv, layout, self.metadata)
-
-    def begin_step(self, inputs: StepInputs) -> None:
-        self._take(inputs)
-        self.balanced.write(self.lengths)

@@ -4,15 +4,17 @@ FA3 splits rows into parts of 1.1 times what each SM would have if tiles were in
 part too many then starts a second wave on a card that is otherwise done: at batch 8 with 8 KV heads, 152 tiles on 132
 SMs take nearly twice as long as 128. Here some sizes of parts are compared by the time at which the last SM would be
 done, FA3's own among them, and the best one is written where FA3's kernel reads its schedule. Nothing else changes; the
-parts of a row add up to the same sum however many they are. Where the kernel takes rows as they come, and not the
-longest parts first, the time of several waves is that which it takes at most.
+parts of a row add up to the same sum however many they are.
+
+FA3's kernel takes the rows with the longest parts first. vLLM's build takes rows as they come, and may begin a long one
+last; so it is given them in that order.
 """
 
 from __future__ import annotations
 
 import math
 
-from torch import Tensor, empty, float32, int32
+from torch import Tensor, arange, empty, float32, int32
 
 from dispatch.backends.fa3_balance_kernels import compare_sizes, write_schedule
 from dispatch.backends.fa3_layout import COSTS, Layout, rounded
@@ -26,36 +28,42 @@ FEW_ROWS, WARPS, WARPS_OF_MANY = 32, 4, 2
 
 
 class BalancedSchedule:
-    """Writes a schedule of `batch` rows into FA3's metadata. Capturable; reads no lengths on the host."""
+    """Writes a schedule of `batch` rows into FA3's metadata. Capturable; reads no lengths on the host.
+
+    `order`: int32 [batch], the rows as the kernel is to take them. It is a part of the metadata, or where a build takes
+    rows as they come, the beginning of `row_starts` [batch + 1], with a last element that nothing depends on.
+    """
 
     def __init__(
         self, batch: int, heads: int, units: int, most_splits: int, max_kv: int, layout: Layout, metadata: Tensor
     ) -> None:
         """`heads`: KV heads. `units`: SMs. `metadata`: int32, as FA3 wrote it for so many rows, in this layout."""
         self.metadata = metadata
+        self.row_starts = arange(batch + 1, dtype=int32, device=metadata.device)
+        self.lengths = empty(batch, dtype=int32, device=metadata.device)
+        kept = self.row_starts if layout.order is None else metadata[layout.order * rounded(batch) :]
+        self.order = kept[:batch]
         step = math.gcd(heads, units)  # tiles come in multiples of the heads, waves in multiples of the SMs
-        is_sorted = layout.order is not None
-        groups = -(-units // (step * PLACES)) if is_sorted else 1
+        groups = -(-units // (step * PLACES))
         self.grid = (SIZES, groups)
         self.sizes = empty(SIZES, dtype=int32, device=metadata.device)
         self.ends = empty(SIZES * groups, dtype=float32, device=metadata.device)
         halvings = (-(-max_kv // layout.block_tokens)).bit_length() + 1
         self.sizing = (batch, heads, units, most_splits, halvings, most_waves(batch, heads, units), step)
-        at = [vector * rounded(batch) for vector in (layout.parts, layout.order or 0)]
-        self.placing = (batch, most_splits, *at, len(metadata) - 1, groups)
+        self.placing = (batch, most_splits, layout.parts * rounded(batch), len(metadata) - 1, groups)
         rows = max(FEWEST_ROWS, 1 << (batch - 1).bit_length())
         self.shape = {
             "block_tokens": layout.block_tokens,
-            "is_sorted": is_sorted,
             "rows_padded": rows,
             "num_warps": WARPS if rows <= FEW_ROWS else WARPS_OF_MANY,
         }
 
     def write(self, lengths: Tensor) -> None:
-        """For rows of these lengths, int32 [batch] on the device."""
+        """For rows of these lengths, int32 [batch] on the device; and into `self.lengths` those of `self.order`."""
         found = (lengths, self.sizes, self.ends)
         compare_sizes[self.grid](*found, *self.sizing, **self.shape, places=PLACES, favour=FAVOUR, **COSTS)
-        write_schedule[(1,)](*found, self.metadata, *self.placing, **self.shape, sizes_compared=SIZES)
+        written = (self.metadata, self.order, self.lengths)
+        write_schedule[(1,)](*found, *written, *self.placing, **self.shape, sizes_compared=SIZES)
 
 
 def most_waves(batch: int, heads: int, units: int) -> int:

@@ -27,7 +27,6 @@ def compare_sizes(
     waves,
     step,
     block_tokens: tl.constexpr,
-    is_sorted: tl.constexpr,
     rows_padded: tl.constexpr,
     places: tl.constexpr,
     launch: tl.constexpr,
@@ -60,25 +59,22 @@ def compare_sizes(
             size = tl.where(fits, size, middle + 1)
     splits, per_part = _parts(blocks, size, live, most_splits)
     tiles = splits * heads
+    # The kernel takes the longest tiles first. Before those of row i come so many:
+    before = tl.sum(tl.where(per_part[None, :] > per_part[:, None], tiles[None, :], 0), axis=1)
     cost = 2 * per_part + 1  # half blocks: a tile costs half a block beside its blocks
+    # The shortest SM of a wave takes the longest tile of the next one: to and fro.
+    place = (some * places + tl.arange(0, places)) * step
     count = tl.sum(tiles, axis=0)
-    longest, least = tl.max(tl.where(live, cost, 0), axis=0), tl.min(tl.where(live, cost, 1 << 30), axis=0)
-    share = tl.sum(tiles * cost, axis=0).to(tl.float32) / units
-    if is_sorted:
-        # The kernel takes the longest tiles first. Before those of row i come so many:
-        before = tl.sum(tl.where(per_part[None, :] > per_part[:, None], tiles[None, :], 0), axis=1)
-        # The shortest SM of a wave takes the longest tile of the next one: to and fro.
-        place = (some * places + tl.arange(0, places)) * step
-        done = tl.zeros((places,), tl.int32)
-        for wave in range(waves):
-            tile = wave * units + tl.where(wave % 2 == 0, place, units - step - place)
-            here = tl.where(live[None, :] & (before[None, :] <= tile[:, None]), cost[None, :], 1 << 30)
-            done += tl.where((place < units) & (tile < count), tl.min(here, axis=1), 0)
-        end = tl.max(done, axis=0).to(tl.float32)
-        if (one == 0) & (count > 2 * units):  # in many waves an SM takes what is left: FA3's own may do better
-            end = tl.maximum(longest.to(tl.float32), share + least / 2)
-    else:  # the last tile to be taken is taken when each SM has its share; and no tile takes longer than the longest
-        end = tl.minimum(share + longest, (tl.cdiv(count, units) * longest).to(tl.float32))
+    done = tl.zeros((places,), tl.int32)
+    for wave in range(waves):
+        tile = wave * units + tl.where(wave % 2 == 0, place, units - step - place)
+        here = tl.where(live[None, :] & (before[None, :] <= tile[:, None]), cost[None, :], 1 << 30)
+        done += tl.where((place < units) & (tile < count), tl.min(here, axis=1), 0)
+    end = tl.max(done, axis=0).to(tl.float32)
+    if (one == 0) & (count > 2 * units):  # in many waves an SM takes what is left: FA3's own may do better than that
+        longest, least = tl.max(tl.where(live, cost, 0), axis=0), tl.min(tl.where(live, cost, 1 << 30), axis=0)
+        share = tl.sum(tiles * cost, axis=0).to(tl.float32) / units
+        end = tl.maximum(longest.to(tl.float32), share + least / 2)
     # Parts of rows are added up by a second kernel, one after the other within a row.
     parts = tl.sum(tl.where(splits > 1, tiles, 0), axis=0).to(tl.float32) / units
     end += launch + per_wave * parts + per_part_added * tl.max(splits, axis=0).to(tl.float32)
@@ -86,25 +82,27 @@ def compare_sizes(
     tl.store(ends + some * tl.num_programs(0) + one, end * favour if one == 0 else end)
 
 
-@triton.jit(do_not_specialize=["batch", "most_splits", "parts_at", "order_at", "counter_at", "groups"])
+@triton.jit(do_not_specialize=["batch", "most_splits", "parts_at", "counter_at", "groups"])
 def write_schedule(
     lengths,
     sizes,
     ends,
     metadata,
+    order,
+    lengths_taken,
     batch,
     most_splits,
     parts_at,
-    order_at,
     counter_at,
     groups,
     block_tokens: tl.constexpr,
-    is_sorted: tl.constexpr,
     rows_padded: tl.constexpr,
     sizes_compared: tl.constexpr,
 ):
-    """The splits of the best size, if `is_sorted` the rows with the longest parts first. `groups`: of SMs, that were
-    looked at."""
+    """The splits of the best size, the rows with the longest parts first, and their lengths.
+
+    `groups`: of SMs, that were looked at. `order` may lie in `metadata`.
+    """
     every = tl.arange(0, sizes_compared)
     end = tl.zeros((sizes_compared,), tl.float32)
     for some in range(groups):
@@ -112,15 +110,13 @@ def write_schedule(
     size = tl.load(sizes + tl.argmin(end, axis=0))
     rows = tl.arange(0, rows_padded)
     live = rows < batch
-    blocks = tl.maximum(tl.cdiv(tl.load(lengths + rows, mask=live, other=0), block_tokens), 1)
-    splits, per_part = _parts(blocks, size, live, most_splits)
-    if is_sorted:
-        first = (per_part[None, :] > per_part[:, None]) | (
-            (per_part[None, :] == per_part[:, None]) & (rows[None, :] < rows[:, None])
-        )
-        rank = tl.sum((first & live[None, :]).to(tl.int32), axis=1)
-        tl.store(metadata + parts_at + rank, splits, mask=live)
-        tl.store(metadata + order_at + rank, rows, mask=live)
-    else:
-        tl.store(metadata + parts_at + rows, splits, mask=live)
+    length = tl.load(lengths + rows, mask=live, other=0)
+    splits, per_part = _parts(tl.maximum(tl.cdiv(length, block_tokens), 1), size, live, most_splits)
+    first = (per_part[None, :] > per_part[:, None]) | (
+        (per_part[None, :] == per_part[:, None]) & (rows[None, :] < rows[:, None])
+    )
+    rank = tl.sum((first & live[None, :]).to(tl.int32), axis=1)
+    tl.store(metadata + parts_at + rank, splits, mask=live)
+    tl.store(order + rank, rows, mask=live)
+    tl.store(lengths_taken + rank, length, mask=live)
     tl.store(metadata + counter_at, 0)

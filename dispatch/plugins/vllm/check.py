@@ -29,7 +29,7 @@ def difference(step: DecodeStep, layer: Any, max_kv: int) -> str:
             its[NULL_BLOCK].copy_(torch.randn(its[NULL_BLOCK].shape, generator=random, device=cache.device))
         lengths = (1 + torch.arange(bucket) % spec.page_size).to(torch.int32)
         table = torch.full((bucket, spec.max_pages(max_kv)), NULL_BLOCK, dtype=torch.int32, device=cache.device)
-        step.prepare(SimpleNamespace(seq_lens=lengths.to(cache.device), block_table_tensor=table), lengths)
+        step.prepare(SimpleNamespace(seq_lens=lengths.to(cache.device), block_table_tensor=table), lengths.numpy())
         shape = (bucket, spec.num_qo_heads, spec.head_dim_qk)
         q = torch.randn(shape, generator=random, device=cache.device).to(TORCH_DTYPES[spec.dtype])
         out = torch.full_like(q, float("nan"))

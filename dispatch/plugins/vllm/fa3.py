@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from dispatch.backends.base import unaligned_strides
-from dispatch.backends.fa3 import Fa3, Kernel
+from dispatch.backends.fa3 import Fa3
+from dispatch.backends.fa3_impl import Kernel
 from dispatch.plugins.vllm.refusals import SPLITS
 from dispatch.spec import AttentionSpec
 
 UNUSED = (
-    *("k_new", "v_new", "q_v", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q", "kv_batch_idx", "leftpad_k"),
+    *("k_new", "v_new", "q_v", "cu_seqlens_k", "cu_seqlens_k_new", "leftpad_k"),
     *("rotary_cos", "rotary_sin", "seqlens_rotary", "pack_gqa", "cp_tot_seqused_k"),
 )
 """Arguments without a default."""
@@ -24,6 +25,7 @@ class VllmFa3(Fa3):
     """Without a tactic it splits as vLLM's full decode graphs do."""
 
     splits = SPLITS
+    sorts = False
     family = "vllm_fa3"
     distribution = "vllm"
     library = ""  # no module of vLLM's is imported
@@ -39,6 +41,7 @@ class VllmFa3(Fa3):
         torch.ops.load_library(str(_extension()))  # type: ignore[no-untyped-call]
         ops = torch.ops._vllm_fa3_C
         starts = torch.arange(batch_size + 1, dtype=torch.int32, device=device)
+        ones = torch.ones(batch_size, dtype=torch.int32, device=device)
         none = dict.fromkeys(UNUSED)
 
         def schedule(
@@ -65,12 +68,17 @@ class VllmFa3(Fa3):
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any) -> None:
             descales = {name: given.get(name) for name in ("q_descale", "k_descale", "v_descale")}
+            # Rows in another order: each starts where `row_starts` says, has one query, and its pages are in that row.
+            row_starts = given.get("row_starts")
+            in_order = None if row_starts is None else row_starts[:-1]
             ops.fwd(
                 q=q.squeeze(1),
                 k=k,
                 v=v,
                 out=given["out"].squeeze(1),
-                cu_seqlens_q=starts,
+                cu_seqlens_q=starts if row_starts is None else row_starts,
+                seqused_q=None if row_starts is None else ones,
+                kv_batch_idx=in_order,
                 seqused_k=given["seqused_k"],
                 max_seqlen_q=1,
                 max_seqlen_k=given["max_seqlen_k"],
