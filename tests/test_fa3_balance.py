@@ -11,7 +11,7 @@ import torch
 
 from dispatch.backends.fa3 import Fa3
 from dispatch.backends.fa3_balance import BalancedSchedule
-from dispatch.backends.fa3_layout import Layout, UnknownLayout, layout_of, own_parts, rounded
+from dispatch.backends.fa3_layout import Layout, UnknownLayout, compares, layout_of, own_parts, rounded
 from smoke.facts.balance import told_us
 from tests.eligibility import H200, layer
 
@@ -166,7 +166,7 @@ def test_where_one_wave_is_full_or_nothing_can_be_split_the_parts_are_those_of_f
 
 def test_it_gains_over_fa3_on_ragged_batches_and_loses_next_to_nothing():
     gains = []
-    for rows, seed in product((4, 8, 16), range(3)):
+    for rows, seed in product((4, 8, 16), range(2)):
         blocks = blocks_of(ragged(rows, 9000, seed))
         own = own_parts(blocks, 8, UNITS, 16)
         gains.append(end(blocks, own, 8) / end(blocks, by_row(blocks * 128, 8), 8))
@@ -174,26 +174,27 @@ def test_it_gains_over_fa3_on_ragged_batches_and_loses_next_to_nothing():
     assert min(gains) > 0.95
 
 
-def test_rows_that_are_taken_as_they_come_are_given_longest_parts_first():
-    gains = []
-    for rows, seed in product((1, 7, 16, 64), range(2)):
-        lengths = ragged(rows, 3000, seed)
-        metadata = torch.full((3 * rounded(rows) + 1,), UNTOUCHED, dtype=torch.int32, device=DEVICE)
-        schedule = BalancedSchedule(rows, 8, UNITS, 16, 65536, Layout(128, 1, None), metadata)
-        schedule.write(torch.as_tensor(lengths, dtype=torch.int32, device=DEVICE))
-        order, parts = by_place(lengths, 8)
-        assert schedule.order.tolist() == schedule.row_starts[:-1].tolist() == order.tolist()
-        assert schedule.lengths.tolist() == lengths[order].tolist()
-        found, place = metadata.cpu(), rounded(rows)
-        assert found[place : place + rows].tolist() == parts.tolist()
-        assert found[-1] == 0
-        found[-1] = found[place : place + rows] = UNTOUCHED
-        assert (found == UNTOUCHED).all()
-        blocks = blocks_of(lengths)
-        own = end(blocks, own_parts(blocks, 8, UNITS, 16), 8, is_sorted=False)
-        gains.append(own / end(blocks[order], parts, 8, is_sorted=False))
-    assert np.exp(np.log(gains).mean()) > 1.1
-    assert min(gains) > 0.95
+@pytest.mark.parametrize("rows", [7, 64, 200])
+def test_rows_that_are_taken_as_they_come_are_given_longest_parts_first(rows):
+    heads, most, place = 12, 11, rounded(rows)
+    lengths = np.roll(np.sort(ragged(rows, 3000, rows)), 3)  # nearly the worst order
+    metadata = torch.full((3 * place + 1,), UNTOUCHED, dtype=torch.int32, device=DEVICE)
+    schedule = BalancedSchedule(rows, heads, UNITS, most, 65536, Layout(128, 1, None), metadata)
+    schedule.write(torch.as_tensor(lengths, dtype=torch.int32, device=DEVICE))
+    found, order = metadata.cpu(), schedule.order.cpu().numpy()
+    parts, blocks = found[place : place + rows].clone().numpy(), blocks_of(lengths)
+    assert sorted(order) == list(range(rows))
+    assert schedule.row_starts.tolist() == [*order, rows]
+    assert schedule.lengths.tolist() == lengths[order].tolist()
+    assert (np.diff(blocks_of(blocks[order], parts)) <= 0).all()
+    assert found[-1] == 0
+    found[-1] = found[place : place + rows] = UNTOUCHED
+    assert (found == UNTOUCHED).all()
+    own = own_parts(blocks, heads, UNITS, most)
+    assert compares(rows, heads, UNITS) == (rows == 7)
+    assert compares(rows, heads, UNITS) or parts.tolist() == own[order].tolist()
+    as_it_was = end(blocks, own, heads, is_sorted=False)
+    assert as_it_was > 1.05 * end(blocks[order], parts, heads, is_sorted=False)
 
 
 def test_it_is_offered_where_a_wave_more_or_less_matters(monkeypatch):

@@ -93,6 +93,6 @@ def test_it_is_offered_wherever_rows_may_be_in_a_bad_order(monkeypatch):
     def offered(batch, **changes):
         return "balanced=1" in VllmFa3().tactics(layer(num_qo_heads=32, num_kv_heads=8, **changes), H200, batch, MAX_KV)
 
-    assert offered(128)  # eight waves of rows that are not split
-    assert not offered(129)  # rows that are compared with one another
+    assert offered(512)  # thirty-one waves of rows that are not split
+    assert not offered(513)  # rows that are compared with one another
     assert not offered(8, sliding_window=128)

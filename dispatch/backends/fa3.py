@@ -10,6 +10,7 @@ import torch
 
 from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, Support, not_installed, refuse
 from dispatch.backends.fa3_impl import BalancedFa3Impl, Fa3Impl, Kernel
+from dispatch.backends.fa3_layout import SORTED_ROWS, compares
 from dispatch.device import DeviceFingerprint
 from dispatch.spec import AttentionSpec
 
@@ -18,8 +19,6 @@ MOST_SPLITS = 128  # where FA3's own heuristic ends
 TILE_TOKENS = 128  # about the tokens of a tile: a row has no more parts than tiles
 FEW_SPLITS = 8  # a cheaper sum over the parts of short rows
 SMALL_BATCH = 16  # KV heads in a batch, up to which rows are split whatever their lengths
-BALANCED_WAVES = 3  # of tiles that are not split, above which it matters little how they are
-BALANCED_ROWS = 128  # above so many, finding the schedule takes longer than it saves
 
 
 def most_splits(spec: AttentionSpec, units: int, max_kv: int) -> int:
@@ -60,8 +59,8 @@ class Fa3(Backend):
         few = FEW_SPLITS if rows <= SMALL_BATCH else 1 if rows >= device.units else None
         most = most_splits(spec, device.units, max_kv)
         fewer = ("",) if few is None or few >= most else ("", f"num_splits={few}")
-        is_few = not self.sorts or rows <= BALANCED_WAVES * device.units
-        is_balanced = is_few and batch_size <= BALANCED_ROWS and most > 1 and spec.sliding_window is None
+        gains = compares(batch_size, spec.num_kv_heads, device.units) or not self.sorts
+        is_balanced = gains and batch_size <= SORTED_ROWS and most > 1 and spec.sliding_window is None
         return (*fewer, "balanced=1") if is_balanced and not not_installed("triton", "triton") else fewer
 
     def build(

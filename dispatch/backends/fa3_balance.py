@@ -7,7 +7,7 @@ done, FA3's own among them, and the best one is written where FA3's kernel reads
 parts of a row add up to the same sum however many they are.
 
 FA3's kernel takes the rows with the longest parts first. vLLM's build takes rows as they come, and may begin a long one
-last; so it is given them in that order.
+last; so it is given them in that order. In many waves that is all that matters, and parts are of FA3's own size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 from torch import Tensor, arange, empty, float32, int32
 
 from dispatch.backends.fa3_balance_kernels import compare_sizes, write_schedule
-from dispatch.backends.fa3_layout import COSTS, Layout, rounded
+from dispatch.backends.fa3_layout import COSTS, Layout, compares, rounded
 
 SIZES = 16  # of parts that are compared: FA3's own, and those with an eighth of a wave more each
 FAVOUR = 0.95  # FA3's own size is left alone unless another is better by more than this
@@ -25,6 +25,7 @@ PLACES = 16  # SMs that a program looks at
 FEWEST_ROWS = 16  # that the kernels are compiled for: one binary for all smaller batches
 # Of an H200: fewer warps for more rows, for what they tell one another takes longest.
 FEW_ROWS, WARPS, WARPS_OF_MANY = 32, 4, 2
+ROWS_AT_ONCE = 16  # that a program sorts in among the others
 
 
 class BalancedSchedule:
@@ -50,7 +51,8 @@ class BalancedSchedule:
         self.ends = empty(SIZES * groups, dtype=float32, device=metadata.device)
         halvings = (-(-max_kv // layout.block_tokens)).bit_length() + 1
         self.sizing = (batch, heads, units, most_splits, halvings, most_waves(batch, heads, units), step)
-        self.placing = (batch, most_splits, layout.parts * rounded(batch), len(metadata) - 1, groups)
+        self.placing = (batch, heads, units, most_splits, layout.parts * rounded(batch), len(metadata) - 1, groups)
+        self.sizes_compared = SIZES if compares(batch, heads, units) else 0
         rows = max(FEWEST_ROWS, 1 << (batch - 1).bit_length())
         self.shape = {
             "block_tokens": layout.block_tokens,
@@ -61,9 +63,11 @@ class BalancedSchedule:
     def write(self, lengths: Tensor) -> None:
         """For rows of these lengths, int32 [batch] on the device; and into `self.lengths` those of `self.order`."""
         found = (lengths, self.sizes, self.ends)
-        compare_sizes[self.grid](*found, *self.sizing, **self.shape, places=PLACES, favour=FAVOUR, **COSTS)
+        if self.sizes_compared:
+            compare_sizes[self.grid](*found, *self.sizing, **self.shape, places=PLACES, favour=FAVOUR, **COSTS)
         written = (self.metadata, self.order, self.lengths)
-        write_schedule[(1,)](*found, *written, *self.placing, **self.shape, sizes_compared=SIZES)
+        some = {"rows_at_once": ROWS_AT_ONCE, "sizes_compared": self.sizes_compared}
+        write_schedule[(-(-len(lengths) // ROWS_AT_ONCE),)](*found, *written, *self.placing, **self.shape, **some)
 
 
 def most_waves(batch: int, heads: int, units: int) -> int:

@@ -14,6 +14,13 @@ def _parts(blocks, size, live, most_splits):
     return tl.where(live, splits, 0), tl.cdiv(blocks, splits)
 
 
+@triton.jit
+def _own_size(blocks, live, heads, units):
+    """Blocks of a part as FA3 chooses it."""
+    total = tl.sum(tl.where(live, blocks, 0), axis=0).to(tl.float32)
+    return tl.ceil(total * 1.1 * heads.to(tl.float32) / units.to(tl.float32)).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=["batch", "heads", "units", "most_splits", "halvings", "waves", "step"])
 def compare_sizes(
     lengths,
@@ -44,8 +51,7 @@ def compare_sizes(
     live = rows < batch
     blocks = tl.maximum(tl.cdiv(tl.load(lengths + rows, mask=live, other=0), block_tokens), 1)
     if one == 0:
-        total = tl.sum(tl.where(live, blocks, 0), axis=0)
-        size = tl.ceil(total.to(tl.float32) * 1.1 * heads.to(tl.float32) / units.to(tl.float32)).to(tl.int32)
+        size = _own_size(blocks, live, heads, units)
     else:  # the smallest size with which all tiles fit into so many eighths of a wave
         eighths = tl.maximum(8, tl.cdiv(8 * batch * heads, units)) + one - 1
         fitting = eighths * units // (8 * heads)
@@ -82,7 +88,7 @@ def compare_sizes(
     tl.store(ends + some * tl.num_programs(0) + one, end * favour if one == 0 else end)
 
 
-@triton.jit(do_not_specialize=["batch", "most_splits", "parts_at", "counter_at", "groups"])
+@triton.jit(do_not_specialize=["batch", "heads", "units", "most_splits", "parts_at", "counter_at", "groups"])
 def write_schedule(
     lengths,
     sizes,
@@ -91,32 +97,41 @@ def write_schedule(
     order,
     lengths_taken,
     batch,
+    heads,
+    units,
     most_splits,
     parts_at,
     counter_at,
     groups,
     block_tokens: tl.constexpr,
     rows_padded: tl.constexpr,
+    rows_at_once: tl.constexpr,
     sizes_compared: tl.constexpr,
 ):
-    """The splits of the best size, the rows with the longest parts first, and their lengths.
+    """The splits of the best size, the rows with the longest parts first, and their lengths; a program for some rows.
 
-    `groups`: of SMs, that were looked at. `order` may lie in `metadata`.
+    `sizes_compared`: 0 for FA3's own. `groups`: of SMs, that were looked at. `order` may lie in `metadata`.
     """
-    every = tl.arange(0, sizes_compared)
-    end = tl.zeros((sizes_compared,), tl.float32)
-    for some in range(groups):
-        end = tl.maximum(end, tl.load(ends + some * sizes_compared + every))
-    size = tl.load(sizes + tl.argmin(end, axis=0))
     rows = tl.arange(0, rows_padded)
     live = rows < batch
-    length = tl.load(lengths + rows, mask=live, other=0)
-    splits, per_part = _parts(tl.maximum(tl.cdiv(length, block_tokens), 1), size, live, most_splits)
-    first = (per_part[None, :] > per_part[:, None]) | (
-        (per_part[None, :] == per_part[:, None]) & (rows[None, :] < rows[:, None])
-    )
+    blocks = tl.maximum(tl.cdiv(tl.load(lengths + rows, mask=live, other=0), block_tokens), 1)
+    if sizes_compared == 0:
+        size = _own_size(blocks, live, heads, units)
+    else:
+        every = tl.arange(0, sizes_compared)
+        end = tl.zeros((sizes_compared,), tl.float32)
+        for some in range(groups):
+            end = tl.maximum(end, tl.load(ends + some * sizes_compared + every))
+        size = tl.load(sizes + tl.argmin(end, axis=0))
+    _, per_part = _parts(blocks, size, live, most_splits)
+    mine = tl.program_id(0) * rows_at_once + tl.arange(0, rows_at_once)
+    alive = mine < batch
+    length = tl.load(lengths + mine, mask=alive, other=0)
+    splits, its = _parts(tl.maximum(tl.cdiv(length, block_tokens), 1), size, alive, most_splits)
+    first = (per_part[None, :] > its[:, None]) | ((per_part[None, :] == its[:, None]) & (rows[None, :] < mine[:, None]))
     rank = tl.sum((first & live[None, :]).to(tl.int32), axis=1)
-    tl.store(metadata + parts_at + rank, splits, mask=live)
-    tl.store(order + rank, rows, mask=live)
-    tl.store(lengths_taken + rank, length, mask=live)
-    tl.store(metadata + counter_at, 0)
+    tl.store(metadata + parts_at + rank, splits, mask=alive)
+    tl.store(order + rank, mine, mask=alive)
+    tl.store(lengths_taken + rank, length, mask=alive)
+    if tl.program_id(0) == 0:
+        tl.store(metadata + counter_at, 0)

@@ -21,6 +21,9 @@ MARGIN = np.float32(1.1)  # over an SM's share, of a part
 BLOCK_TOKENS = range(32, 257, 16)
 # Rows of batches to ask with, which are split into many parts: none a multiple of what vectors are rounded to.
 PROBES = (5, 1) * 24
+COMPARED_WAVES = 3  # of tiles that are not split, above which it matters little how they are
+COMPARED_ROWS = 128  # above so many, comparing sizes of parts takes longer than it saves
+SORTED_ROWS = 512  # that are sorted by their longest part
 LONGEST_PROBE = 6007  # tokens; a prime, so that all lengths differ
 
 
@@ -51,6 +54,11 @@ have the blocks or rows of queries, or the heads that share the cache."""
 
 TOKENSPEED: Kept = ((3, 4), 0, 2)
 VLLM: Kept = ((2, 3), 1, None)  # 0.26.0
+
+
+def compares(batch: int, heads: int, units: int) -> bool:
+    """Whether it pays to look for another size of parts than FA3's own, for so many rows, KV heads and SMs."""
+    return batch <= COMPARED_ROWS and batch * heads <= COMPARED_WAVES * units
 
 
 def own_parts(blocks: Ints, heads: int, units: int, most_splits: int) -> Ints:
