@@ -28,10 +28,13 @@ def surroundings(backend: str) -> None:
 
 
 def engine(
-    folder: Path, backend: str, kv_gib: float, max_len: int, fp8: bool = False, **given: Any
+    folder: Path, backend: str, kv_gib: float, max_len: int, fp8: bool = False, compiled: bool = False, **given: Any
 ) -> tuple[Any, float]:
     """An LLM, and the seconds that it took. `backend`: vLLM's name of one, or its default with our switch on ("plugin",
-    and "forced": with other kernels than timing may choose), off ("off"), or without our package ("absent")."""
+    and "forced": with other kernels than timing may choose), off ("off"), or without our package ("absent").
+
+    `compiled`: by torch.compile, and with piecewise graphs too, as vLLM does unless it is told otherwise.
+    """
     surroundings(backend)
     if backend == FORCED:
         force()
@@ -39,6 +42,7 @@ def engine(
 
     start = monotonic()
     attention = {} if backend in DEFAULTS else {"attention_config": {"backend": backend}}
+    plain = {} if compiled else {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     llm = LLM(
         model=str(folder),
         load_format="dummy",
@@ -48,7 +52,7 @@ def engine(
         gpu_memory_utilization=0.2,  # what vLLM wants to find free: several engines share the GPU
         kv_cache_memory_bytes=int(kv_gib * (1 << 30)),
         kv_cache_dtype="fp8" if fp8 else "auto",
-        compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(SIZES)},
+        compilation_config={"cudagraph_capture_sizes": list(SIZES), **plain},
         **attention,
         **given,
     )

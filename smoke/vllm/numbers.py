@@ -4,7 +4,8 @@
     python -m smoke.vllm.numbers --compare plugin.json FLASH_ATTN.json ...
 
 The first runs a backend ("plugin"; "off": the switch off; "absent": without our package; "forced": other kernels than
-timing would choose) over prompts of 17 to 2000 tokens and 32 new tokens; `--fp8` with an fp8 KV cache. The second tells
+timing would choose) over prompts of 17 to 2000 tokens and 32 new tokens; `--fp8` with an fp8 KV cache, `--compiled` by
+torch.compile, `--tp 2` on two GPUs ("forced" is for one). The second tells
 each file's mean difference from the reference, over that of the file FLASH_ATTN.json, and which files are equal in
 every bit.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
@@ -34,12 +36,19 @@ def prompts() -> list[list[int]]:
     return [torch.randint(2, SMALL["vocab_size"], (length,), generator=random).tolist() for length in LENGTHS]
 
 
-def run(backend: str, fp8: bool) -> dict[str, Any]:
+def run(backend: str, fp8: bool, compiled: bool, tp: int) -> dict[str, Any]:
     """What the backend says of each prompt, in batches of several sizes."""
-    llm, seconds = engine(write(Path(mkdtemp()), SMALL), backend, 4.0, 4096, fp8, enable_prefix_caching=False)
-    llm.apply_model(lambda model: model.load_weights(weights(SMALL)))
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # of `load`, to the workers of several GPUs
+    given = {"enable_prefix_caching": False, "tensor_parallel_size": tp}
+    llm, seconds = engine(write(Path(mkdtemp()), SMALL), backend, 4.0, 4096, fp8, compiled, **given)
+    llm.apply_model(load)
     found = [logprobs(generate(llm, prompts()[:count], NEW_TOKENS)) for count in BATCHES]
     return {"backend": backend, "fp8": fp8, "ready_s": seconds, "batches": found}
+
+
+def load(model: Any) -> None:
+    """Its weights, in place of random ones."""
+    model.load_weights(weights(SMALL))
 
 
 def reference(content: dict[str, Any]) -> list[list[list[float]]]:
@@ -86,10 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m smoke.vllm.numbers", description=__doc__)
     parser.add_argument("--backend")
     parser.add_argument("--fp8", action="store_true")
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--compare", type=Path, nargs="+", default=[])
     options = parser.parse_args(arguments)
-    content = compare(options.compare) if options.compare else run(options.backend, options.fp8)
+    content = (
+        compare(options.compare) if options.compare else run(options.backend, options.fp8, options.compiled, options.tp)
+    )
     text = json.dumps(content, indent=None if options.backend else 1)
     print(text if options.compare else f"{options.backend}: ready in {content['ready_s']:.1f} s")
     if options.out:

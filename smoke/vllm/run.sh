@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What smoke/results/h200/vllm is made of, into a folder: smoke/vllm/run.sh FOLDER PART TRACE...
-# PART: numbers, applied, times, or all. Needs vLLM 0.26.0 with our package installed, and an idle GPU of SM90. A plugin's
-# first run tunes, on a GPU that nothing else uses; what only reads its plan, or needs none, runs side by side.
+# PART: numbers, compiled, tp2 (on two GPUs), applied, times, times-fp8, or all of them but tp2. Needs vLLM 0.26.0 with our
+# package installed, and an idle GPU of SM90. A plugin's first run tunes, on a GPU that nothing else uses; what only reads its
+# plan, or needs none, runs side by side.
 set -uo pipefail
 out=$1 part=$2
 shift 2
@@ -10,25 +11,27 @@ export DYN_DECODE_CACHE_DIR=${DYN_DECODE_CACHE_DIR:-$(mktemp -d)} OMP_NUM_THREAD
 traces=()
 for trace in "$@"; do traces+=(--trace "$trace"); done
 
-numbers() { # suffix, options
-  local suffix=$1
-  shift
+numbers() { # suffix, backends beside the plugin, options
+  local suffix=$1 others=$2
+  shift 2
   # a plugin's first run tunes on an idle GPU, "forced" does not tune
   python3 -m smoke.vllm.numbers --backend plugin --out "$out/plugin$suffix.json" "$@" &> "$out/plugin$suffix.log"
-  for backend in FLASH_ATTN forced off absent; do
+  for backend in $others; do
     python3 -m smoke.vllm.numbers --backend "$backend" --out "$out/$backend$suffix.json" "$@" &> "$out/$backend$suffix.log" &
   done
   wait
   mkdir -p "$out/of$suffix"
-  for backend in plugin FLASH_ATTN forced off absent; do mv "$out/$backend$suffix.json" "$out/of$suffix/$backend.json"; done
+  for backend in plugin $others; do mv "$out/$backend$suffix.json" "$out/of$suffix/$backend.json"; done
   python3 -m smoke.vllm.numbers --compare "$out/of$suffix"/*.json --out "$out/numbers$suffix.json"
 }
 
 case $part in numbers | all)
-  numbers ""
-  numbers -fp8 --fp8
+  numbers "" "FLASH_ATTN forced off absent"
+  numbers -fp8 "FLASH_ATTN forced off absent" --fp8
   ;;
 esac
+case $part in compiled | all) numbers -compiled "FLASH_ATTN forced" --compiled ;; esac
+case $part in tp2) numbers -tp2 "FLASH_ATTN" --tp 2 ;; esac
 case $part in applied | all)
   for backend in plugin forced off FLASH_ATTN; do
     python3 -m smoke.vllm.applied --backend "$backend" --out "$out/applied-$backend.json" &> "$out/applied-$backend.log" &
@@ -38,6 +41,9 @@ case $part in applied | all)
 esac
 case $part in times | all)
   python3 -m smoke.vllm.times "${traces[@]}" --out "$out/times.json" 2> "$out/times.log"
+  ;;
+esac
+case $part in times-fp8 | all)
   python3 -m smoke.vllm.times "${traces[@]}" --fp8 --out "$out/times-fp8.json" 2> "$out/times-fp8.log"
   ;;
 esac
