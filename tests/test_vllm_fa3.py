@@ -16,13 +16,15 @@ from dispatch.reference import reference_decode
 from dispatch.step import StepInputs
 from tests.eligibility import H200, layer
 
-UNITS, BLOCK, MAX_KV = 132, 128, 4096
+UNITS, BLOCK, MAX_KV, UNTOUCHED = 132, 128, 4096, 77
 SPEC = layer(group=2, dim=16, num_qo_heads=16, num_kv_heads=8)
 
 
 def get_scheduler_metadata(batch, max_q, max_k, heads, kv_heads, dim, dim_v, dtype, lengths, starts, *others):
-    """Rows as they come, behind the queries of each row."""
+    """Rows as they come, behind the queries of each row; without parts where no row is split."""
     assert starts.shape == (batch + 1,)
+    if others[-3] == 1:
+        return torch.full((2 * rounded(batch) + 1,), UNTOUCHED, dtype=torch.int32)
     metadata = torch.zeros(3 * rounded(batch) + 1, dtype=torch.int32)
     blocks = -(-lengths.numpy().astype(np.int64) // BLOCK)
     metadata[rounded(batch) :][:batch] = torch.from_numpy(own_parts(blocks, kv_heads, UNITS, others[-3]))
@@ -36,9 +38,11 @@ class Emulated:
 
     def fwd(self, *, q, k, v, out, cu_seqlens_q, seqused_q, seqused_k, page_table, kv_batch_idx, **given):
         batch = len(cu_seqlens_q) - 1
-        assert given["scheduler_metadata"].shape == (3 * rounded(batch) + 1,)
+        metadata, is_split = given["scheduler_metadata"], given["num_splits"] > 1
+        assert metadata.shape == ((3 if is_split else 2) * rounded(batch) + 1,)
+        assert is_split or (metadata[:-1] == UNTOUCHED).all()
         self.lengths = seqused_k.tolist()
-        self.parts = given["scheduler_metadata"][rounded(batch) :][:batch].tolist()
+        self.parts = metadata[rounded(batch) :][:batch].tolist() if is_split else [1] * batch
         for i in range(batch):
             start = int(cu_seqlens_q[i])
             assert (int(cu_seqlens_q[i + 1]) - start if seqused_q is None else int(seqused_q[i])) == 1
@@ -59,7 +63,7 @@ def emulated(monkeypatch):
     return its
 
 
-@pytest.mark.parametrize("tactic", [{}, {"balanced": 1}])
+@pytest.mark.parametrize("tactic", [{}, {"balanced": 1}, {"balanced": 1, "num_splits": 1}])
 def test_each_row_is_attended_over_its_own_pages_in_whatever_order_the_kernel_takes_them(emulated, tactic):
     impl = VllmFa3().build(SPEC, 6, MAX_KV, torch.empty(0), tactic)
     for seed, lengths in enumerate(([700, 3, 2000, 128, 4000, 1], [5, 4096, 17, 900, 900, 33])):
@@ -87,12 +91,26 @@ def test_each_row_is_attended_over_its_own_pages_in_whatever_order_the_kernel_ta
             assert emulated.lengths == lengths
 
 
+def test_rows_that_are_not_split_are_sorted_by_their_tokens(emulated):
+    impl = VllmFa3().build(SPEC, 4, MAX_KV, torch.empty(0), {"balanced": 1, "num_splits": 1})
+    lengths = torch.tensor([900, 901, 5, 4096], dtype=torch.int32)  # two of as many blocks
+    impl.begin_step(StepInputs(4, lengths, lengths.clone(), torch.zeros(4, 256, dtype=torch.int32)))
+    assert impl.lengths.tolist() == [4096, 901, 900, 5]
+    assert impl.given["row_starts"].tolist() == [3, 1, 0, 2, 4]
+    assert impl.metadata[-1] == 0
+
+
 def test_it_is_offered_wherever_rows_may_be_in_a_bad_order(monkeypatch):
     monkeypatch.setattr("dispatch.backends.base.find_spec", lambda name: object())
 
-    def offered(batch, **changes):
-        return "balanced=1" in VllmFa3().tactics(layer(num_qo_heads=32, num_kv_heads=8, **changes), H200, batch, MAX_KV)
+    def tactics(batch, **changes):
+        return VllmFa3().tactics(layer(num_qo_heads=32, num_kv_heads=8, **changes), H200, batch, MAX_KV)
 
+    def offered(batch, **changes):
+        return "balanced=1" in tactics(batch, **changes)
+
+    assert tactics(16) == ("", "balanced=1")
+    assert tactics(17) == ("", "num_splits=1", "balanced=1", "balanced=1,num_splits=1")  # 136 rows of KV heads
     assert offered(512)  # thirty-one waves of rows that are not split
     assert not offered(513)  # rows that are compared with one another
     assert not offered(8, sliding_window=128)

@@ -59,9 +59,16 @@ class Fa3(Backend):
         few = FEW_SPLITS if rows <= SMALL_BATCH else 1 if rows >= device.units else None
         most = most_splits(spec, device.units, max_kv)
         fewer = ("",) if few is None or few >= most else ("", f"num_splits={few}")
-        gains = compares(batch_size, spec.num_kv_heads, device.units) or not self.sorts
-        is_balanced = gains and batch_size <= SORTED_ROWS and most > 1 and spec.sliding_window is None
-        return (*fewer, "balanced=1") if is_balanced and not not_installed("triton", "triton") else fewer
+        if (
+            batch_size > SORTED_ROWS
+            or most == 1
+            or spec.sliding_window is not None
+            or not_installed("triton", "triton")
+        ):
+            return fewer
+        if self.sorts:
+            return (*fewer, "balanced=1") if compares(batch_size, spec.num_kv_heads, device.units) else fewer
+        return (*fewer, "balanced=1", "balanced=1,num_splits=1") if few == 1 else (*fewer, "balanced=1")
 
     def build(
         self,
@@ -75,7 +82,8 @@ class Fa3(Backend):
         most = most_splits(spec, units, max_kv)
         kernel = self.kernel(workspace.device, batch_size)
         if "balanced" in tactic:
-            return BalancedFa3Impl(kernel, spec, batch_size, most, workspace.device, units, max_kv)
+            splits = tactic.get("num_splits", most)
+            return BalancedFa3Impl(kernel, spec, batch_size, splits, workspace.device, units, max_kv)
         return Fa3Impl(kernel, spec, batch_size, tactic.get("num_splits", self.splits or most), workspace.device)
 
     def kernel(self, device: torch.device, batch_size: int) -> Kernel:

@@ -107,6 +107,7 @@ def write_schedule(
     rows_padded: tl.constexpr,
     rows_at_once: tl.constexpr,
     sizes_compared: tl.constexpr,
+    is_split: tl.constexpr,
 ):
     """The splits of the best size, the rows with the longest parts first, and their lengths; a program for some rows.
 
@@ -130,7 +131,8 @@ def write_schedule(
     splits, its = _parts(tl.maximum(tl.cdiv(length, block_tokens), 1), size, alive, most_splits)
     first = (per_part[None, :] > its[:, None]) | ((per_part[None, :] == its[:, None]) & (rows[None, :] < mine[:, None]))
     rank = tl.sum((first & live[None, :]).to(tl.int32), axis=1)
-    tl.store(metadata + parts_at + rank, splits, mask=alive)
+    if is_split:
+        tl.store(metadata + parts_at + rank, splits, mask=alive)
     tl.store(order + rank, mine, mask=alive)
     tl.store(lengths_taken + rank, length, mask=alive)
     if tl.program_id(0) == 0:

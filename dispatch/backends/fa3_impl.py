@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dispatch.backends.base import DecodeImpl, KVCache
-from dispatch.backends.fa3_layout import layout_of
+from dispatch.backends.fa3_layout import NOT_SPLIT, layout_of
 from dispatch.backends.fa3_quantise import Quantise
 from dispatch.dtypes import TORCH_DTYPES
 from dispatch.spec import AttentionSpec
@@ -113,7 +113,7 @@ class BalancedFa3Impl(Fa3Impl):
         balance: Any = importlib.import_module("dispatch.backends.fa3_balance")  # imports triton
         heads = spec.num_kv_heads
         own = lambda lengths: self._scheduled(lengths.to(device), max_kv).cpu()  # noqa: E731
-        layout = layout_of(own, heads, units, num_splits)
+        layout = NOT_SPLIT if num_splits == 1 else layout_of(own, heads, units, num_splits)
         self.metadata = self._scheduled(torch.ones(batch_size, dtype=torch.int32, device=device), max_kv)
         self.balanced = balance.BalancedSchedule(batch_size, heads, units, num_splits, max_kv, layout, self.metadata)
         self.takes_as_they_come = layout.order is None

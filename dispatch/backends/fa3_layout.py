@@ -39,13 +39,20 @@ def rounded(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`block_tokens`: of a block of FA3's kernel. `parts`: which vector holds into how many parts each row is split.
-    `order`: which one has the rows in the order in which the kernel takes them, by their longest part, and so has
-    `parts`; None: it takes them as they come."""
+    """Which vector of the metadata holds what.
+
+    `block_tokens`: of a block of FA3's kernel. `parts`: into how many parts each row is split; None: no row is. `order`:
+    the rows in the order in which the kernel takes them, by their longest part, which is that of `parts` too; None: it
+    takes them as they come.
+    """
 
     block_tokens: int
-    parts: int
+    parts: int | None
     order: int | None
+
+
+NOT_SPLIT = Layout(1, None, None)
+"""Of a kernel that takes rows as they come, and splits none: rows by their tokens."""
 
 
 Kept = tuple[tuple[int, ...], int, int | None]
