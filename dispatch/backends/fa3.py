@@ -59,12 +59,8 @@ class Fa3(Backend):
         few = FEW_SPLITS if rows <= SMALL_BATCH else 1 if rows >= device.units else None
         most = most_splits(spec, device.units, max_kv)
         fewer = ("",) if few is None or few >= most else ("", f"num_splits={few}")
-        if (
-            batch_size > SORTED_ROWS
-            or most == 1
-            or spec.sliding_window is not None
-            or not_installed("triton", "triton")
-        ):
+        is_known = batch_size <= SORTED_ROWS and most > 1 and spec.sliding_window is None
+        if not is_known or not_installed("triton", "triton"):
             return fewer
         if self.sorts:
             return (*fewer, "balanced=1") if compares(batch_size, spec.num_kv_heads, device.units) else fewer

@@ -41,9 +41,9 @@ def rounded(rows: int) -> int:
 class Layout:
     """Which vector of the metadata holds what.
 
-    `block_tokens`: of a block of FA3's kernel. `parts`: into how many parts each row is split; None: no row is. `order`:
-    the rows in the order in which the kernel takes them, by their longest part, which is that of `parts` too; None: it
-    takes them as they come.
+    `block_tokens`: of a block of FA3's kernel. `parts`: into how many parts each row is split; None: no row is.
+    `order`: the rows in the order in which the kernel takes them, by their longest part, which is that of `parts` too;
+    None: it takes them as they come.
     """
 
     block_tokens: int
