@@ -11,7 +11,7 @@ import torch
 
 from dispatch.backends.fa3 import Fa3
 from dispatch.backends.fa3_balance import BalancedSchedule
-from dispatch.backends.fa3_layout import Layout, UnknownLayout, compares, layout_of, own_parts, rounded
+from dispatch.backends.fa3_layout import TOKENSPEED, VLLM, UnknownLayout, block_tokens, compares, own_parts, rounded
 from smoke.facts.balance import told_us
 from tests.eligibility import H200, layer
 
@@ -57,8 +57,8 @@ def vllms(tokens, heads, most, vectors=3):
 @pytest.mark.parametrize("tokens", [64, 80, 112, 128, 176, 224])
 def test_the_tokens_of_a_block_are_found_out(tokens, heads, vectors):
     most = min(128, UNITS // heads)
-    assert layout_of(fa3(tokens, heads, most, vectors), heads, UNITS, most) == Layout(tokens, 0, 2)
-    assert layout_of(vllms(tokens, heads, most, vectors - 1), heads, UNITS, most) == Layout(tokens, 1, None)
+    assert block_tokens(fa3(tokens, heads, most, vectors), heads, UNITS, most, TOKENSPEED) == tokens
+    assert block_tokens(vllms(tokens, heads, most, vectors - 1), heads, UNITS, most, VLLM) == tokens
 
 
 def _without_order(lengths):
@@ -75,35 +75,37 @@ def _shortest_first(lengths):
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("layout", "other"),
     [
-        _without_order,
-        _shortest_first,
-        lambda lengths: fa3(128, 8, 16)(lengths)[:-1],
-        lambda lengths: fa3(128, 8, 16, vectors=5)(lengths),
-        lambda lengths: fa3(128, 8, 16)(lengths).roll(1),
-        lambda lengths: fa3(128, 4, 16)(lengths),  # splits by another rule
-        lambda lengths: vllms(128, 8, 16)(lengths)[:-1],
-        lambda lengths: vllms(128, 8, 16, vectors=4)(lengths),
-        lambda lengths: vllms(128, 8, 16)(lengths).roll(1),
-        lambda lengths: vllms(128, 4, 16)(lengths),
-        lambda lengths: lengths,
+        (TOKENSPEED, _without_order),
+        (TOKENSPEED, _shortest_first),
+        (TOKENSPEED, lambda lengths: fa3(128, 8, 16)(lengths)[:-1]),
+        (TOKENSPEED, lambda lengths: fa3(128, 8, 16, vectors=5)(lengths)),
+        (TOKENSPEED, lambda lengths: fa3(128, 8, 16)(lengths).roll(1)),
+        (TOKENSPEED, lambda lengths: fa3(128, 4, 16)(lengths)),  # splits by another rule
+        (TOKENSPEED, vllms(128, 8, 16)),
+        (VLLM, lambda lengths: vllms(128, 8, 16)(lengths)[:-1]),
+        (VLLM, lambda lengths: vllms(128, 8, 16, vectors=4)(lengths)),
+        (VLLM, lambda lengths: vllms(128, 8, 16)(lengths).roll(1)),
+        (VLLM, lambda lengths: vllms(128, 4, 16)(lengths)),
+        (VLLM, fa3(128, 8, 16, vectors=3)),
+        (VLLM, lambda lengths: lengths),
     ],
     ids=[
-        *("no order", "shortest first", "no counter", "more vectors", "counter first", "another rule"),
-        *("vLLM, no counter", "vLLM, more vectors", "vLLM, counter first", "vLLM, another rule", "lengths"),
+        *("no order", "shortest first", "no counter", "more vectors", "counter first", "another rule", "vLLM's"),
+        *("vLLM, no counter", "vLLM, more vectors", "vLLM, counter first", "vLLM, another rule", "sorted", "lengths"),
     ],
 )
-def test_another_layout_is_refused(other):
+def test_another_layout_is_refused(layout, other):
     with pytest.raises(UnknownLayout):
-        layout_of(other, 8, UNITS, 16)
+        block_tokens(other, 8, UNITS, 16, layout)
 
 
 def by_place(lengths, heads, most=16, tokens=128, max_kv=65536):
     """Rows in the order in which the kernel takes them, and their parts; checks that nothing else was written."""
     rows, place = len(lengths), rounded(len(lengths))
     metadata = torch.full((4 * place + 1,), UNTOUCHED, dtype=torch.int32, device=DEVICE)
-    schedule = BalancedSchedule(rows, heads, UNITS, most, max_kv, Layout(tokens, 0, 2), metadata)
+    schedule = BalancedSchedule(rows, heads, UNITS, most, max_kv, tokens, TOKENSPEED, metadata)
     schedule.write(torch.as_tensor(lengths, dtype=torch.int32, device=DEVICE))
     found = metadata.cpu().numpy()
     order, parts = found[2 * place : 2 * place + rows].copy(), found[:rows].copy()
@@ -179,7 +181,7 @@ def test_rows_that_are_taken_as_they_come_are_given_longest_parts_first(rows):
     heads, most, place = 12, 11, rounded(rows)
     lengths = np.roll(np.sort(ragged(rows, 3000, rows)), 3)  # nearly the worst order
     metadata = torch.full((3 * place + 1,), UNTOUCHED, dtype=torch.int32, device=DEVICE)
-    schedule = BalancedSchedule(rows, heads, UNITS, most, 65536, Layout(128, 1, None), metadata)
+    schedule = BalancedSchedule(rows, heads, UNITS, most, 65536, 128, VLLM, metadata)
     schedule.write(torch.as_tensor(lengths, dtype=torch.int32, device=DEVICE))
     found, order = metadata.cpu(), schedule.order.cpu().numpy()
     parts, blocks = found[place : place + rows].clone().numpy(), blocks_of(lengths)

@@ -10,7 +10,7 @@ import torch
 
 from dispatch.backends.base import SUPPORTED, Backend, DecodeImpl, Support, not_installed, refuse
 from dispatch.backends.fa3_impl import BalancedFa3Impl, Fa3Impl, Kernel
-from dispatch.backends.fa3_layout import SORTED_ROWS, compares
+from dispatch.backends.fa3_layout import SORTED_ROWS, TOKENSPEED, Layout, compares
 from dispatch.device import DeviceFingerprint
 from dispatch.spec import AttentionSpec
 
@@ -27,13 +27,11 @@ def most_splits(spec: AttentionSpec, units: int, max_kv: int) -> int:
 
 
 class Fa3(Backend):
-    """`splits`: parts of a row at most, without a tactic; None: as many as fill the card.
-
-    `sorts`: whether the kernel takes the rows with the longest parts first, in whatever order they are.
-    """
+    """`splits`: parts of a row at most, without a tactic; None: as many as fill the card. `layout`: of its schedule."""
 
     splits: ClassVar[int | None] = None
-    sorts: ClassVar[bool] = True
+    layout: ClassVar[Layout] = TOKENSPEED
+    layout_not_split: ClassVar[Layout | None] = None
     family = "fa3"
     distribution = "tokenspeed-fa3"
     library = "flash_attn_interface"
@@ -62,9 +60,11 @@ class Fa3(Backend):
         is_known = batch_size <= SORTED_ROWS and most > 1 and spec.sliding_window is None
         if not is_known or not_installed("triton", "triton"):
             return fewer
-        if self.sorts:
+        if self.layout.order is not None:
             return (*fewer, "balanced=1") if compares(batch_size, spec.num_kv_heads, device.units) else fewer
-        return (*fewer, "balanced=1", "balanced=1,num_splits=1") if few == 1 else (*fewer, "balanced=1")
+        # where rows are taken as they come, their order always matters
+        is_split = few != 1 or self.layout_not_split is None
+        return (*fewer, "balanced=1") if is_split else (*fewer, "balanced=1", "balanced=1,num_splits=1")
 
     def build(
         self,
@@ -78,8 +78,14 @@ class Fa3(Backend):
         most = most_splits(spec, units, max_kv)
         kernel = self.kernel(workspace.device, batch_size)
         if "balanced" in tactic:
+            if not compares(batch_size, spec.num_kv_heads, units):
+                most = min(
+                    most, self.splits or most
+                )  # FA3's own parts, and as much memory for them as the default takes
             splits = tactic.get("num_splits", most)
-            return BalancedFa3Impl(kernel, spec, batch_size, splits, workspace.device, units, max_kv)
+            layout = self.layout if splits > 1 else self.layout_not_split
+            assert layout is not None, "not offered"
+            return BalancedFa3Impl(kernel, spec, batch_size, splits, workspace.device, units, max_kv, layout)
         return Fa3Impl(kernel, spec, batch_size, tactic.get("num_splits", self.splits or most), workspace.device)
 
     def kernel(self, device: torch.device, batch_size: int) -> Kernel:

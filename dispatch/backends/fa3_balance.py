@@ -36,9 +36,20 @@ class BalancedSchedule:
     """
 
     def __init__(
-        self, batch: int, heads: int, units: int, most_splits: int, max_kv: int, layout: Layout, metadata: Tensor
+        self,
+        batch: int,
+        heads: int,
+        units: int,
+        most_splits: int,
+        max_kv: int,
+        block_tokens: int,
+        layout: Layout,
+        metadata: Tensor,
     ) -> None:
-        """`heads`: KV heads. `units`: SMs. `metadata`: int32, as FA3 wrote it for so many rows, in this layout."""
+        """`heads`: KV heads. `units`: SMs. `block_tokens`: of a block of FA3's kernel.
+
+        `metadata`: int32, as FA3 wrote it for so many rows, in this layout.
+        """
         self.metadata = metadata
         self.row_starts = arange(batch + 1, dtype=int32, device=metadata.device)
         self.lengths = empty(batch, dtype=int32, device=metadata.device)
@@ -49,7 +60,7 @@ class BalancedSchedule:
         self.grid = (SIZES, groups)
         self.sizes = empty(SIZES, dtype=int32, device=metadata.device)
         self.ends = empty(SIZES * groups, dtype=float32, device=metadata.device)
-        halvings = (-(-max_kv // layout.block_tokens)).bit_length() + 1
+        halvings = (-(-max_kv // block_tokens)).bit_length() + 1
         self.sizing = (batch, heads, units, most_splits, halvings, most_waves(batch, heads, units), step)
         parts_at = (layout.parts or 0) * rounded(batch)
         self.placing = (batch, heads, units, most_splits, parts_at, len(metadata) - 1, groups)
@@ -57,7 +68,7 @@ class BalancedSchedule:
         self.sizes_compared = SIZES if self.splits and compares(batch, heads, units) else 0
         rows = max(FEWEST_ROWS, 1 << (batch - 1).bit_length())
         self.shape = {
-            "block_tokens": layout.block_tokens,
+            "block_tokens": block_tokens,
             "rows_padded": rows,
             "num_warps": WARPS if rows <= FEW_ROWS else WARPS_OF_MANY,
         }

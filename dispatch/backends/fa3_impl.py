@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dispatch.backends.base import DecodeImpl, KVCache
-from dispatch.backends.fa3_layout import NOT_SPLIT, layout_of
+from dispatch.backends.fa3_layout import Layout, block_tokens
 from dispatch.backends.fa3_quantise import Quantise
 from dispatch.dtypes import TORCH_DTYPES
 from dispatch.spec import AttentionSpec
@@ -17,6 +17,8 @@ from dispatch.step import StepInputs
 
 Kernel = tuple[Callable[..., Any], Callable[..., Any]]
 """FA3's get_scheduler_metadata, and what attends, with the arguments that they have in flash_attn_interface."""
+
+ENOUGH_SPLITS = 16  # to tell from the parts of rows how long blocks are
 
 
 class Fa3Impl(DecodeImpl):
@@ -43,7 +45,7 @@ class Fa3Impl(DecodeImpl):
 
     def begin_step(self, inputs: StepInputs) -> None:
         self._take(inputs)
-        metadata = self._scheduled(self.lengths, self.max_seqlen_k)
+        metadata = self._scheduled(self.lengths, self.max_seqlen_k, self.num_splits)
         if self.metadata is None:  # its size depends on the library's version
             self.metadata = torch.empty_like(metadata)
         self.metadata.copy_(metadata)
@@ -53,7 +55,7 @@ class Fa3Impl(DecodeImpl):
         # the longest row that the table can hold is what the kernel takes from it; the schedule must assume the same
         self.max_seqlen_k = inputs.block_table.shape[1] * self.spec.page_size
 
-    def _scheduled(self, lengths: torch.Tensor, max_kv: int) -> torch.Tensor:
+    def _scheduled(self, lengths: torch.Tensor, max_kv: int, num_splits: int) -> torch.Tensor:
         """FA3's own schedule of rows of these lengths, int32 on the device: its metadata."""
         spec = self.spec
         metadata: torch.Tensor = self.schedule(
@@ -68,7 +70,7 @@ class Fa3Impl(DecodeImpl):
             page_size=spec.page_size,
             causal=True,
             window_size=self.window,
-            num_splits=self.num_splits,
+            num_splits=num_splits,
         )
         return metadata
 
@@ -108,14 +110,19 @@ class BalancedFa3Impl(Fa3Impl):
         device: torch.device,
         units: int,
         max_kv: int,
+        layout: Layout,
     ) -> None:
         super().__init__(kernel, spec, batch_size, num_splits, device)
         balance: Any = importlib.import_module("dispatch.backends.fa3_balance")  # imports triton
         heads = spec.num_kv_heads
-        own = lambda lengths: self._scheduled(lengths.to(device), max_kv).cpu()  # noqa: E731
-        layout = NOT_SPLIT if num_splits == 1 else layout_of(own, heads, units, num_splits)
-        self.metadata = self._scheduled(torch.ones(batch_size, dtype=torch.int32, device=device), max_kv)
-        self.balanced = balance.BalancedSchedule(batch_size, heads, units, num_splits, max_kv, layout, self.metadata)
+        tokens = 1  # of rows that are not split, the order alone matters
+        if layout.parts is not None:
+            probed = max(num_splits, ENOUGH_SPLITS)
+            own = lambda lengths: self._scheduled(lengths.to(device), max_kv, probed).cpu()  # noqa: E731
+            tokens = block_tokens(own, heads, units, probed, layout)
+        self.metadata = self._scheduled(torch.ones(batch_size, dtype=torch.int32, device=device), max_kv, num_splits)
+        sizes = (batch_size, heads, units, num_splits, max_kv, tokens)
+        self.balanced = balance.BalancedSchedule(*sizes, layout, self.metadata)
         self.takes_as_they_come = layout.order is None
         if self.takes_as_they_come:
             self.given["row_starts"] = self.balanced.row_starts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 import torch
@@ -39,28 +38,21 @@ def rounded(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which vector of the metadata holds what.
+    """Which vectors of the metadata a build keeps; others have rows of queries, or heads that share the cache.
 
-    `block_tokens`: of a block of FA3's kernel. `parts`: into how many parts each row is split; None: no row is.
-    `order`: the rows in the order in which the kernel takes them, by their longest part, which is that of `parts` too;
-    None: it takes them as they come.
+    `vectors`: how many there are. `parts`: into how many parts each row is split; None: no row is. `order`: the rows in
+    the order in which the kernel takes them, by their longest part, which is that of `parts` too; None: it takes them
+    as they come.
     """
 
-    block_tokens: int
+    vectors: tuple[int, ...]
     parts: int | None
     order: int | None
 
 
-NOT_SPLIT = Layout(1, None, None)
-"""Of a kernel that takes rows as they come, and splits none: rows by their tokens."""
-
-
-Kept = tuple[tuple[int, ...], int, int | None]
-"""How many vectors a build may keep, and where the parts and the order of rows are. Others, which are not read here,
-have the blocks or rows of queries, or the heads that share the cache."""
-
-TOKENSPEED: Kept = ((3, 4), 0, 2)
-VLLM: Kept = ((2, 3), 1, None)  # 0.26.0
+TOKENSPEED = Layout((3, 4), 0, 2)
+VLLM = Layout((2, 3), 1, None)  # 0.26.0
+VLLM_NOT_SPLIT = Layout((1, 2), None, None)
 
 
 def compares(batch: int, heads: int, units: int) -> bool:
@@ -75,37 +67,34 @@ def own_parts(blocks: Ints, heads: int, units: int, most_splits: int) -> Ints:
     return parts
 
 
-def layout_of(schedule: Callable[[torch.Tensor], torch.Tensor], heads: int, units: int, most_splits: int) -> Layout:
-    """The layout for which what `schedule` writes for some lengths is the schedule of their blocks.
+def block_tokens(
+    schedule: Callable[[torch.Tensor], torch.Tensor], heads: int, units: int, most_splits: int, layout: Layout
+) -> int:
+    """Tokens of a block, for which what `schedule` writes for some lengths is what the layout says.
 
     `schedule`: lengths, int32 [rows] on the CPU, to FA3's metadata, int32, on the CPU. Raises UnknownLayout.
     """
-    possible = list(product(BLOCK_TOKENS, (TOKENSPEED, VLLM)))
+    possible = set(BLOCK_TOKENS)
     in_no_order: Ints = 1 + np.arange(sum(PROBES), dtype=np.int64) * 7919 % LONGEST_PROBE
     for lengths in np.split(in_no_order, np.cumsum(PROBES)[:-1]):
         metadata = schedule(torch.from_numpy(lengths).int()).numpy().astype(np.int64)
-        own = {tokens: own_parts(-(-lengths // tokens), heads, units, most_splits) for tokens in BLOCK_TOKENS}
-        possible = [
-            (tokens, kept) for tokens, kept in possible if _explains(metadata, -(-lengths // tokens), own[tokens], kept)
-        ]
+        possible = {t for t in possible if _explains(metadata, -(-lengths // t), heads, units, most_splits, layout)}
     if not possible:
         raise UnknownLayout("this build of FA3 keeps its schedule in another way")
-    tokens, (_, parts, order) = possible[0]
-    return Layout(tokens, parts, order)
+    return min(possible)
 
 
-def _explains(metadata: Ints, blocks: Ints, own: Ints, kept: Kept) -> bool:
-    """Whether rows of so many blocks, of which FA3 makes so many parts, have this schedule."""
-    vectors, parts, order = kept
+def _explains(metadata: Ints, blocks: Ints, heads: int, units: int, most_splits: int, layout: Layout) -> bool:
+    """Whether rows of so many blocks have this schedule."""
     rows, vector = len(blocks), rounded(len(blocks))
     count, counter = divmod(len(metadata), vector)
-    if counter != 1 or count not in vectors:
+    if counter != 1 or count not in layout.vectors or layout.parts is None:
         return False
-    found = metadata[parts * vector :][:rows]
-    if order is None:
-        return np.array_equal(own, found)
-    taken = metadata[order * vector :][:rows]
-    if not np.array_equal(np.sort(taken), np.arange(rows)):
+    own, parts = own_parts(blocks, heads, units, most_splits), metadata[layout.parts * vector :][:rows]
+    if layout.order is None:
+        return np.array_equal(own, parts)
+    order = metadata[layout.order * vector :][:rows]
+    if not np.array_equal(np.sort(order), np.arange(rows)):
         return False
-    longest = -(-blocks // own)[taken]
-    return np.array_equal(own[taken], found) and bool((np.diff(longest) <= 0).all())
+    longest = -(-blocks // own)[order]
+    return np.array_equal(own[order], parts) and bool((np.diff(longest) <= 0).all())

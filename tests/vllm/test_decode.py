@@ -180,6 +180,17 @@ def test_the_next_step_is_read_from_the_same_buffers():
     assert (step.inputs.lengths.data_ptr(), step.inputs.block_table.data_ptr()) == pointed
 
 
+def test_what_plans_on_the_host_sees_padding_as_rows_of_one_token(monkeypatch):
+    serving = decoder()
+    planned = []
+    impl = serving.steps[4, OTHER].impl
+    monkeypatch.setattr(impl, "needs_plan", True, raising=False)
+    monkeypatch.setattr(impl, "plan", lambda inputs: planned.append(inputs.lengths_host.tolist()), raising=False)
+    serving.step(0, metadata((5, 60, 7, 8), 4))
+    serving.step(0, metadata((9, 64), 4))
+    assert planned == [[5, 60, 7, 8], [9, 64, 1, 1]]
+
+
 @pytest.mark.parametrize(
     ("given", "prefix"),
     [

@@ -68,11 +68,14 @@ def test_fa3s_schedule_is_computed_only_where_fa3_serves_and_the_first_build_fin
         FlashAttentionMetadataBuilder, "build", lambda self, *given: fast.append(given[2]) or build(self, *given)
     )
     builder.decoder = decoder()
+    builder.decoder.rely_on([(4, OTHER)])
     assert builder.aot_sliding_window is None
     for lengths in ((5, 60), (5, 60), (100, 120)):  # the last ones are longer than the plan knows
         builder.build(0, metadata(lengths, 4))
     builder.build(0, metadata((5, 60), 4, prefill=True))
-    assert fast == [False, True, False, False]
+    builder.decoder.replayed = False
+    builder.build(0, metadata((5, 60), 4))
+    assert fast == [False, True, False, False, False]
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -182,6 +185,34 @@ def test_a_replay_takes_the_graph_that_the_metadata_was_built_for(captured):
     serving.chosen = OTHER  # a bucket without such a graph
     assert manager.run_fullgraph(two) == (None,)
     assert manager.graphs == dict.fromkeys(descs(2, 4, 8)[CUDAGraphMode.FULL], (None,))
+
+
+def test_what_has_no_graph_is_not_chosen(captured, monkeypatch):
+    """Or the default's graph would be replayed, and read a schedule that was not computed for it."""
+    served, manager = captured()
+    serving = served.decoders[0]
+    assert (sorted(bucket for bucket, _ in serving.steps), serving.replayed) == ([4, 8], True)
+    serving.serves = serving.replayed = False
+    looked = iter(["", "the budget is over"])  # of the variant at 4, and of another one at 8
+    monkeypatch.setattr(served, "_over_budget", lambda seconds, mib: next(looked))
+    monkeypatch.setattr(served, "_variants", lambda planned: {(OTHER,): {4}, (DEFAULT,): {8}})
+    served.graphs.clear()
+    served.capture(SimpleNamespace(cudagraph_manager=manager), lambda its: its.cudagraph_manager.capture())
+    assert list(serving.steps) == [(4, OTHER)]
+    assert serving.step(0, metadata((5, 60, 7, 8, 9, 10, 11, 12), 8)) is None
+    assert serving.step(0, metadata((5, 60), 4)) is not None
+    assert serving.replayed
+
+
+def test_of_several_layer_groups_none_can_know_what_is_replayed(captured):
+    served, manager = captured()
+    one, other = decoder(), decoder()
+    both = Served(served.choices * 2, [one, other], ALONE, DispatchConfig())
+    both.capture(SimpleNamespace(cudagraph_manager=manager), lambda its: its.cudagraph_manager.capture())
+    assert one.serves
+    assert other.serves
+    assert not one.replayed
+    assert not other.replayed
 
 
 def test_a_capture_that_fails_leaves_vllms_graphs(captured, caplog):

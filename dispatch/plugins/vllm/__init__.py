@@ -46,7 +46,7 @@ def register() -> None:
 def _show_all() -> None:
     """What the rest of the package logs is shown where vLLM's lines are, unless the user has seen to it."""
     rest, vllms = logging.getLogger("dispatch"), logging.getLogger("vllm")
-    if not rest.handlers:
+    if vllms.handlers and not rest.handlers:
         rest.handlers, rest.propagate = list(vllms.handlers), False
         rest.setLevel(vllms.level)
 

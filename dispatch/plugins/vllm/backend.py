@@ -44,9 +44,11 @@ class DynamicBuilder(FlashAttentionMetadataBuilder):
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> FlashAttentionMetadata:
-        step = None if self.decoder is None else self.decoder.step(common_prefix_len, common_attn_metadata)
-        # FA3's schedule is not computed for a step that another kernel serves. But a first build finds out the window.
-        unscheduled = step is not None and self.aot_sliding_window is not None
+        decoder, unscheduled = self.decoder, False
+        step = None if decoder is None else decoder.step(common_prefix_len, common_attn_metadata)
+        if decoder is not None and step is not None:
+            # FA3's schedule is for nobody then. But a first build finds out the window.
+            unscheduled = decoder.replayed and self.aot_sliding_window is not None
         metadata = super().build(common_prefix_len, common_attn_metadata, fast_build or unscheduled)
         if step is not None:
             metadata.decode_dispatch = step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,8 @@ class Decoder:
     """Of one layer group. `steps`: by bucket and candidate, the default's not among them.
 
     `ranks`: those that must serve a step alike. `chosen`: what serves the step that was prepared last; None: the
-    default. Until it `serves`, graphs are captured: with what is `forced`.
+    default. Until it `serves`, graphs are captured: with what is `forced`. `replayed`: what it chooses is, and never
+    a graph of the default instead.
     """
 
     table: BackendPlan
@@ -83,6 +85,13 @@ class Decoder:
     chosen: Candidate | None = None
     forced: Candidate | None = None
     serves: bool = False
+    replayed: bool = False
+
+    def rely_on(self, captured: Iterable[tuple[int, Candidate | None]]) -> None:
+        """There are graphs of these alone, and no other layer group has a say in which one is replayed."""
+        kept = set(captured)
+        self.steps = {key: step for key, step in self.steps.items() if key in kept}
+        self.replayed = True
 
     def step(self, common_prefix_len: int, metadata: Any) -> DecodeStep | None:
         """What attends in the place of FlashAttention in the step of this CommonAttentionMetadata, or None."""

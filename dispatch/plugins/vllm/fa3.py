@@ -11,6 +11,7 @@ import torch
 from dispatch.backends.base import unaligned_strides
 from dispatch.backends.fa3 import Fa3
 from dispatch.backends.fa3_impl import Kernel
+from dispatch.backends.fa3_layout import VLLM, VLLM_NOT_SPLIT
 from dispatch.plugins.vllm.refusals import SPLITS
 from dispatch.spec import AttentionSpec
 
@@ -25,7 +26,8 @@ class VllmFa3(Fa3):
     """Without a tactic it splits as vLLM's full decode graphs do."""
 
     splits = SPLITS
-    sorts = False
+    layout = VLLM
+    layout_not_split = VLLM_NOT_SPLIT
     family = "vllm_fa3"
     distribution = "vllm"
     library = ""  # no module of vLLM's is imported

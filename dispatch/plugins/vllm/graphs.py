@@ -70,6 +70,10 @@ class Served:
             return
         for decoder in self.decoders:
             decoder.serves = True
+        if len(self.decoders) == 1:  # of several, one cannot know what the others choose, and not all go together
+            self.decoders[0].rely_on(
+                (desc.num_reqs, variant[0]) for variant, graphs in self.graphs.items() for desc in graphs
+            )
         manager.run_fullgraph = functools.partial(self.run, manager, manager.run_fullgraph)
         mib, took = free - _free_mib(), monotonic() - start
         log.info("decode-dispatch: graphs beside the default's, in %.1f s and %d MiB: %s", took, mib, self.describe())
