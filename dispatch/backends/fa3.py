@@ -31,7 +31,6 @@ class Fa3(Backend):
 
     splits: ClassVar[int | None] = None
     layout: ClassVar[Layout] = TOKENSPEED
-    layout_not_split: ClassVar[Layout | None] = None
     family = "fa3"
     distribution = "tokenspeed-fa3"
     library = "flash_attn_interface"
@@ -63,8 +62,7 @@ class Fa3(Backend):
         if self.layout.order is not None:
             return (*fewer, "balanced=1") if compares(batch_size, spec.num_kv_heads, device.units) else fewer
         # where rows are taken as they come, their order always matters
-        is_split = few != 1 or self.layout_not_split is None
-        return (*fewer, "balanced=1") if is_split else (*fewer, "balanced=1", "balanced=1,num_splits=1")
+        return (*fewer, "balanced=1", "balanced=1,num_splits=1") if few == 1 else (*fewer, "balanced=1")
 
     def build(
         self,
@@ -79,13 +77,10 @@ class Fa3(Backend):
         kernel = self.kernel(workspace.device, batch_size)
         if "balanced" in tactic:
             if not compares(batch_size, spec.num_kv_heads, units):
-                most = min(
-                    most, self.splits or most
-                )  # FA3's own parts, and as much memory for them as the default takes
+                most = min(most, self.splits or most)  # parts are FA3's own, and take no more memory than the default's
             splits = tactic.get("num_splits", most)
-            layout = self.layout if splits > 1 else self.layout_not_split
-            assert layout is not None, "not offered"
-            return BalancedFa3Impl(kernel, spec, batch_size, splits, workspace.device, units, max_kv, layout)
+            assert splits > 1 or self.layout.order is None, "not offered"
+            return BalancedFa3Impl(kernel, spec, batch_size, splits, workspace.device, units, max_kv, self.layout)
         return Fa3Impl(kernel, spec, batch_size, tactic.get("num_splits", self.splits or most), workspace.device)
 
     def kernel(self, device: torch.device, batch_size: int) -> Kernel:

@@ -62,10 +62,9 @@ class BalancedSchedule:
         self.ends = empty(SIZES * groups, dtype=float32, device=metadata.device)
         halvings = (-(-max_kv // block_tokens)).bit_length() + 1
         self.sizing = (batch, heads, units, most_splits, halvings, most_waves(batch, heads, units), step)
-        parts_at = (layout.parts or 0) * rounded(batch)
-        self.placing = (batch, heads, units, most_splits, parts_at, len(metadata) - 1, groups)
-        self.splits = layout.parts is not None
-        self.sizes_compared = SIZES if self.splits and compares(batch, heads, units) else 0
+        self.placing = (batch, heads, units, most_splits, layout.parts * rounded(batch), len(metadata) - 1, groups)
+        self.is_split = most_splits > 1
+        self.sizes_compared = SIZES if self.is_split and compares(batch, heads, units) else 0
         rows = max(FEWEST_ROWS, 1 << (batch - 1).bit_length())
         self.shape = {
             "block_tokens": block_tokens,
@@ -79,7 +78,7 @@ class BalancedSchedule:
         if self.sizes_compared:
             compare_sizes[self.grid](*found, *self.sizing, **self.shape, places=PLACES, favour=FAVOUR, **COSTS)
         written = (self.metadata, self.order, self.lengths)
-        some = {"rows_at_once": ROWS_AT_ONCE, "sizes_compared": self.sizes_compared, "is_split": self.splits}
+        some = {"rows_at_once": ROWS_AT_ONCE, "sizes_compared": self.sizes_compared, "is_split": self.is_split}
         write_schedule[(-(-len(lengths) // ROWS_AT_ONCE),)](*found, *written, *self.placing, **self.shape, **some)
 
 

@@ -115,8 +115,8 @@ class BalancedFa3Impl(Fa3Impl):
         super().__init__(kernel, spec, batch_size, num_splits, device)
         balance: Any = importlib.import_module("dispatch.backends.fa3_balance")  # imports triton
         heads = spec.num_kv_heads
-        tokens = 1  # of rows that are not split, the order alone matters
-        if layout.parts is not None:
+        tokens = 1  # where no row is split, the order alone matters
+        if num_splits > 1:
             probed = max(num_splits, ENOUGH_SPLITS)
             own = lambda lengths: self._scheduled(lengths.to(device), max_kv, probed).cpu()  # noqa: E731
             tokens = block_tokens(own, heads, units, probed, layout)

@@ -20,10 +20,10 @@ MARGIN = np.float32(1.1)  # over an SM's share, of a part
 BLOCK_TOKENS = range(32, 257, 16)
 # Rows of batches to ask with, which are split into many parts: none a multiple of what vectors are rounded to.
 PROBES = (5, 1) * 24
+LONGEST_PROBE = 6007  # tokens; a prime, so that all lengths differ
 COMPARED_WAVES = 3  # of tiles that are not split, above which it matters little how they are
 COMPARED_ROWS = 128  # above so many, comparing sizes of parts takes longer than it saves
 SORTED_ROWS = 512  # that are sorted by their longest part
-LONGEST_PROBE = 6007  # tokens; a prime, so that all lengths differ
 
 
 class UnknownLayout(RuntimeError):
@@ -38,21 +38,20 @@ def rounded(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which vectors of the metadata a build keeps; others have rows of queries, or heads that share the cache.
+    """Which vectors of the metadata a build keeps where rows are split; others have rows of queries, or heads that
+    share the cache.
 
-    `vectors`: how many there are. `parts`: into how many parts each row is split; None: no row is. `order`: the rows in
-    the order in which the kernel takes them, by their longest part, which is that of `parts` too; None: it takes them
-    as they come.
+    `vectors`: how many there are. `parts`: into how many parts each row is split. `order`: the rows in the order in
+    which the kernel takes them, by their longest part, which is that of `parts` too; None: it takes them as they come.
     """
 
     vectors: tuple[int, ...]
-    parts: int | None
+    parts: int
     order: int | None
 
 
 TOKENSPEED = Layout((3, 4), 0, 2)
 VLLM = Layout((2, 3), 1, None)  # 0.26.0
-VLLM_NOT_SPLIT = Layout((1, 2), None, None)
 
 
 def compares(batch: int, heads: int, units: int) -> bool:
@@ -88,7 +87,7 @@ def _explains(metadata: Ints, blocks: Ints, heads: int, units: int, most_splits:
     """Whether rows of so many blocks have this schedule."""
     rows, vector = len(blocks), rounded(len(blocks))
     count, counter = divmod(len(metadata), vector)
-    if counter != 1 or count not in layout.vectors or layout.parts is None:
+    if counter != 1 or count not in layout.vectors:
         return False
     own, parts = own_parts(blocks, heads, units, most_splits), metadata[layout.parts * vector :][:rows]
     if layout.order is None:

@@ -5,9 +5,8 @@
 
 The first runs a backend ("plugin"; "off": the switch off; "absent": without our package; "forced": other kernels than
 timing would choose) over prompts of 17 to 2000 tokens and 32 new tokens; `--fp8` with an fp8 KV cache, `--compiled` by
-torch.compile, `--tp 2` on two GPUs ("forced" is for one). The second tells
-each file's mean difference from the reference, over that of the file FLASH_ATTN.json, and which files are equal in
-every bit.
+torch.compile, `--tp 2` on two GPUs ("forced" is for one). The second tells each file's mean difference from the
+reference, over that of the file FLASH_ATTN.json, and which files are equal in every bit.
 """
 
 from __future__ import annotations
@@ -100,9 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--compare", type=Path, nargs="+", default=[])
     options = parser.parse_args(arguments)
-    content = (
-        compare(options.compare) if options.compare else run(options.backend, options.fp8, options.compiled, options.tp)
-    )
+    if options.compare:
+        content = compare(options.compare)
+    else:
+        content = run(options.backend, options.fp8, options.compiled, options.tp)
     text = json.dumps(content, indent=None if options.backend else 1)
     print(text if options.compare else f"{options.backend}: ready in {content['ready_s']:.1f} s")
     if options.out:

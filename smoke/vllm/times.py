@@ -120,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.worker:
         work(options.worker, options.kv_gib, options.fp8)
         return
+    if not options.out:
+        parser.error("--out: where to?")
     workers = {name: Worker(name, options) for name in BACKENDS}
     again = Worker(PLUGIN, options)
     ready = {name: worker.ready_s() for name, worker in workers.items()}  # the plugin first: it tunes on an idle GPU

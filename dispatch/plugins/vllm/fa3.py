@@ -11,7 +11,7 @@ import torch
 from dispatch.backends.base import unaligned_strides
 from dispatch.backends.fa3 import Fa3
 from dispatch.backends.fa3_impl import Kernel
-from dispatch.backends.fa3_layout import VLLM, VLLM_NOT_SPLIT
+from dispatch.backends.fa3_layout import VLLM
 from dispatch.plugins.vllm.refusals import SPLITS
 from dispatch.spec import AttentionSpec
 
@@ -27,7 +27,6 @@ class VllmFa3(Fa3):
 
     splits = SPLITS
     layout = VLLM
-    layout_not_split = VLLM_NOT_SPLIT
     family = "vllm_fa3"
     distribution = "vllm"
     library = ""  # no module of vLLM's is imported
