@@ -104,6 +104,9 @@ def _run_rank(case: str, number: int, world: int, folder: Path) -> None:
     report |= {"sums": rank.engine.sums, "tuned": rank.happened["tuned"], "files": files}
     (folder / f"rank{number}.json").write_text(json.dumps(report))
     if report["error"]:
+        # A thread of gloo's may still hold the tensor of a call that has failed; it aborts the process where it drops
+        # that while Python ends (pytorch's pull request 179291). To destroy the groups waits for it, as engines do.
+        dist.destroy_process_group()
         sys.exit(1)
     dist.barrier()
     os._exit(0)  # half a second faster
