@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 
 from dispatch.confirm import decide_cells
@@ -61,7 +63,7 @@ class Search:
 
     def _carved(self, part: Part, least: float) -> list[Part]:
         """The rectangle that gains most, and what is left around it, carved further."""
-        for rectangle in self.rectangles.within(part, least)[:TRIES]:
+        for rectangle in islice(self.rectangles.within(part, least), TRIES):
             if self.pick(rectangle.part.cells)[1] <= -least:
                 rest = [piece for its in rectangle.rest for piece in self._carved(its, least)]
                 return self._refined(rectangle.part, least) + rest
@@ -71,7 +73,7 @@ class Search:
         """A part, or what it is cut into where another candidate is still faster than its own."""
         name, cost = self.pick(part.cells)
         over = self.evidence.candidates.index(name)
-        for rectangle in self.rectangles.within(part, least, over)[:TRIES]:
+        for rectangle in islice(self.rectangles.within(part, least, over), TRIES):
             pieces = (rectangle.part, *rectangle.rest)
             if sum(self.pick(piece.cells)[1] for piece in pieces) <= cost - least:
                 return [finer for piece in pieces for finer in self._refined(piece, least)]

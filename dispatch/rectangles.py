@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from dispatch.held import held
 from dispatch.part import Part
 from dispatch.plane import Plane
 from dispatch.samples import TWIN
+
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -37,23 +40,20 @@ class Rectangles:
     def __init__(self, evidence: Evidence, plane: Plane, rule: Rule) -> None:
         self.plane, self.threshold = plane, rule.threshold
         self.planned = evidence.planned.astype(float)
-        self.limits, self.ends = evidence.limits[:, None], np.stack([evidence.mean_range[1], evidence.skew_range[1]])
+        self.limits = evidence.limits[:, None, None]
+        self.ends = np.stack([evidence.mean_range[1], evidence.skew_range[1]])
         self.may_win = _may_win(evidence, rule)
         self.sums: Floats = np.nan_to_num(evidence.medians) * self.planned
 
-    def within(self, part: Part, least: float, over: int = 0) -> list[Rectangle]:
-        """Those that may gain `least` at least over a candidate (its row; 0 is the default): some bins of mean KV that
-        follow one another, and there of skew."""
-        found: list[Rectangle] = []
+    def within(self, part: Part, least: float, over: int = 0) -> Iterator[Rectangle]:
+        """Those that may gain `least` at least over a candidate (its row; 0 is the default), the largest gain first:
+        some bins of mean KV that follow one another, and there of skew."""
         columns = sorted({self.plane.mean_bin[i] for i in part.cells})
-        for n, first in enumerate(columns):
-            for last in columns[n:]:
-                strip, beside = self._inner(part, 0, first, last, columns)
-                rows = sorted({self.plane.skew_bin[i] for i in strip.cells})
-                for gain, low, high in self._ranges(strip, rows, least, over):
-                    inner, around = self._inner(strip, 1, low, high, rows)
-                    found.append(Rectangle(gain, inner, beside + around))
-        return sorted(found, key=lambda rectangle: -rectangle.gain)
+        for gain, first, last, low, high in self._gains(part, least, over):
+            strip, beside = self._inner(part, 0, first, last, columns)
+            rows = sorted({self.plane.skew_bin[i] for i in strip.cells})
+            inner, around = self._inner(strip, 1, low, high, rows)
+            yield Rectangle(gain, inner, beside + around)
 
     def _inner(self, part: Part, axis: int, first: int, last: int, here: list[int]) -> tuple[Part, tuple[Part, ...]]:
         """The part from one bin of an axis to another, and what is below and above; `here`: bins that it has."""
@@ -66,21 +66,37 @@ class Rectangles:
             rest.append(above)
         return part, tuple(rest)
 
-    def _ranges(self, strip: Part, rows: list[int], least: float, over: int) -> Iterator[tuple[float, int, int]]:
-        """Gains from one of these bins of skew to another, both inclusive."""
-        cells = np.array(sorted(strip.cells, key=lambda i: self.plane.skew_bin[i]))
-        starts = np.searchsorted([self.plane.skew_bin[i] for i in cells], rows)
-        weight = np.add.reduceat(self.planned[cells], starts)
-        sums = np.add.reduceat(self.sums[:, cells], starts, axis=1)
-        wins = np.logical_and.reduceat(self.may_win[:, cells], starts, axis=1)
-        ends = np.maximum.reduceat(self.ends[:, cells], starts, axis=1)
-        for k, low in enumerate(rows):
-            total, share = sums[:, k:].cumsum(axis=1), weight[k:].cumsum()
-            eligible = np.logical_and.accumulate(wins[:, k:], axis=1) & (total <= -self.threshold * share)
-            eligible &= within_limit(self.limits, *np.maximum.accumulate(ends[:, k:], axis=1))
-            gains = np.where(eligible, total[over] - total, 0.0).max(axis=0)
-            for n in np.flatnonzero(gains >= least).tolist():
-                yield float(gains[n]), low, rows[k + n]
+    def _gains(self, part: Part, least: float, over: int) -> list[tuple[float, int, int, int, int]]:
+        """The gain of each rectangle, its first and last bin of mean KV, and its first and last bin of skew."""
+        cells = list(part.cells)
+        (columns, c), (rows, k) = (
+            np.unique(np.asarray(bins)[cells], return_inverse=True)
+            for bins in (self.plane.mean_bin, self.plane.skew_bin)
+        )
+
+        def by_bins(combine: np.ufunc, nothing: NDArray[T], of_cells: NDArray[T]) -> NDArray[T]:
+            """What a part's cells have, [..., cell], of each pair of its bins, [..., mean KV, skew]."""
+            pairs = np.full((len(columns), len(rows), *of_cells.shape[:-1]), nothing)
+            combine.at(pairs, (c, k), np.moveaxis(of_cells[..., cells], -1, 0))
+            return np.ascontiguousarray(np.moveaxis(pairs, (0, 1), (-2, -1)))
+
+        planned, sums = (by_bins(np.add, np.zeros(()), of_cells) for of_cells in (self.planned, self.sums))
+        wins = by_bins(np.logical_and, np.ones((), dtype=bool), self.may_win)
+        ends = by_bins(np.maximum, np.zeros((), dtype=np.int64), self.ends)
+        found = []
+        for i, first in enumerate(columns.tolist()):
+            weight, totals = planned[i:].cumsum(axis=0), sums[:, i:].cumsum(axis=1)
+            all_win = np.logical_and.accumulate(wins[:, i:], axis=1)
+            last_ends = np.maximum.accumulate(ends[:, i:], axis=1)
+            for j, low in enumerate(rows.tolist()):  # from here on, axes: the last bin of mean KV, the last of skew
+                total, share = totals[:, :, j:].cumsum(axis=2), weight[:, j:].cumsum(axis=1)
+                eligible = np.logical_and.accumulate(all_win[:, :, j:], axis=2) & (total <= -self.threshold * share)
+                eligible &= within_limit(self.limits, *np.maximum.accumulate(last_ends[:, :, j:], axis=2))
+                eligible &= (weight[:, j : j + 1] > 0) & (weight[:, j:] > 0)  # or a smaller one has all its cells
+                gains = np.where(eligible, total[over] - total, 0.0).max(axis=0)
+                for m, n in np.argwhere(gains >= least).tolist():
+                    found.append((float(gains[m, n]), first, int(columns[i + m]), low, int(rows[j + n])))
+        return sorted(found, key=lambda its: (-its[0], *its[1:]))
 
 
 def _may_win(evidence: Evidence, rule: Rule) -> NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,10 @@ import pytest
 from dispatch._core import BackendPlan
 from dispatch.bench.profiles import default_profiles, means_of, plan_cells
 from dispatch.decision import Rule
+from dispatch.evidence import Evidence, within_limit
+from dispatch.part import Part
+from dispatch.plane import Plane
+from dispatch.rectangles import Rectangles
 from dispatch.regimes import decide_bucket
 from dispatch.samples import skews_of
 from dispatch.subcells import Subcells
@@ -121,3 +126,37 @@ def test_a_few_batches_that_are_faster_are_no_box():
     few[np.unravel_index(np.argsort(-SKEWS, axis=None)[:19], SKEWS.shape)] = True  # the most ragged ones
     regimes = decide({XQA: np.where(few, 50.0, 110.0)})[1]
     assert {regime.box.candidate for regime in regimes} == {DEFAULT}
+
+
+@pytest.mark.parametrize("over", [0, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_rectangles_are_all_ranges_of_bins_where_one_candidate_may_win_and_gains_enough(seed, over):
+    samples, _ = decide(noisy(seed))
+    parts = Subcells.of(samples)
+    evidence = Evidence.of(parts.split(samples), parts, 1, PRIORITY)
+    plane = Plane.of(evidence, parts.bins)
+    search, least = Rectangles(evidence, plane, RULE), 0.003 * evidence.planned.sum()
+    mean_bin, skew_bin = np.array(plane.mean_bin), np.array(plane.skew_bin)
+    expected = {}
+    for (first, last), (low, high) in itertools.product(ranges(mean_bin), ranges(skew_bin)):
+        cells = np.flatnonzero((first <= mean_bin) & (mean_bin <= last) & (low <= skew_bin) & (skew_bin <= high))
+        if len(cells) and {low, high} <= set(skew_bin[cells]):  # or those of a smaller range
+            sums, planned = search.sums[:, cells].sum(axis=1), evidence.planned[cells].sum()
+            longest = evidence.mean_range[1, cells].max(), evidence.skew_range[1, cells].max()
+            may = search.may_win[:, cells].all(axis=1) & (sums <= -RULE.threshold * planned)
+            gains = [sums[over] - sums[i] for i in np.flatnonzero(may) if within_limit(evidence.limits[i], *longest)]
+            if max(gains, default=0.0) >= least:
+                expected[first, last, low, high] = max(gains), tuple(cells.tolist())
+    found = list(search.within(Part(tuple(range(len(mean_bin)))), least, over))
+    gains = [rectangle.gain for rectangle in found]
+    assert gains == sorted(gains, reverse=True)
+    assert sorted(gains) == pytest.approx(sorted(gain for gain, _ in expected.values()))
+    assert sorted(rectangle.part.cells for rectangle in found) == sorted(cells for _, cells in expected.values())
+    for rectangle in found:
+        pieces = (rectangle.part, *rectangle.rest)
+        assert sorted(cell for piece in pieces for cell in piece.cells) == list(range(len(mean_bin)))
+
+
+def ranges(bins):
+    """The first and the last of some bins that follow one another."""
+    return itertools.combinations_with_replacement(sorted(set(bins.tolist())), 2)

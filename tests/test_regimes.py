@@ -294,7 +294,7 @@ def test_the_search_proposes_no_rectangle_that_is_too_long_for_a_tactic():
     samples = bucket_of({DEFAULT: [100.0] * 9, narrow: [70.0] * 9}, grid)
     evidence = prepared(samples)
     search = Search(evidence, Plane.of(evidence, Subcells.of(samples).bins), RULE)
-    found = search.rectangles.within(Part(tuple(range(9))), 0.1)
+    found = list(search.rectangles.within(Part(tuple(range(9))), 0.1))
     assert found
     for rectangle in found:
         cells = list(rectangle.part.cells)
