@@ -57,15 +57,17 @@ def obtain_plan(
     where the time goes. `retry_quarantined`: give candidates that failed in a child process another chance, and measure
     again where there are any.
 
-    Where another process tunes for the same key, wait for it and read what it stored. Where nothing can be measured
-    now, a stored plan serves, partial as it may be. Raises ConfigError and, without a stored plan, MeasureError as
-    `tune` does, and MeasureError when the other process does not end in time.
+    Where another process tunes for the same key, wait for it and use what it stored, partial as it may be: engines that
+    start together are not to wait for one time budget after the other. Where nothing can be measured now, a stored plan
+    serves, partial too. Raises ConfigError and, without a stored plan, MeasureError as `tune` does, and MeasureError
+    when the other process does not end in time.
     """
     key = request.key(device, registry, eligible(request, device, registry).default)
     if retry_quarantined and Quarantine(store.path(key), key).clear():
         force = True
     if not force and (found := _read(store, key)):
         return found
+    before = store.load(key)
     with ExitStack() as held:
         try:
             held.enter_context(store.lock(key).acquire(timeout=request.config.time_budget_s + SLACK_S))
@@ -74,9 +76,9 @@ def obtain_plan(
             return _as_it_is(store, key, None if force else store.load(key), busy)
         except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
             _log.warning("the plan cannot be stored: %s: %s", store.folder, error)
-        if not force and (found := _read(store, key)):
-            return found
         stored = store.load(key)
+        if not force and stored is not None and stored != before:
+            return Obtained(stored, None, store.path(key), "measured by another process meanwhile")
         earlier = store.load_samples(key) if stored is not None else None
         incumbent: Sequence[Box] = () if earlier is None else earlier.incumbent
         if force and stored is not None:

@@ -59,7 +59,11 @@ class TuneRequest:
         return plan_cells(bucket, kv_grid(self.max_seq_len), self.profiles, self.max_seq_len, self.capacity, rounds)
 
     def key(self, device: DeviceFingerprint, registry: Registry, default: str) -> dict[str, Any]:
-        """Everything that could change the answer."""
+        """Everything that could change the answer.
+
+        The capacity only roughly: an engine that is started again can hold some pages more or fewer, and no batch is
+        served otherwise for that.
+        """
         return {
             "device": device.to_json(),
             "backends": {name: registry.version(name) for name in registry.names()},
@@ -70,7 +74,7 @@ class TuneRequest:
             "buckets": list(self.buckets),
             "grid": list(kv_grid(self.max_seq_len)),
             "max_seq_len": self.max_seq_len,
-            "capacity": self.capacity,
+            "capacity": _roughly(self.capacity),
             "profiles": [profile.name for profile in self.profiles],
             "traces": {trace.name: trace.digest for trace in self.traces},
             "engine": asdict(self.traits),
@@ -78,3 +82,9 @@ class TuneRequest:
             "cluster_margin": self.config.cluster_margin,
             "rule_version": RULE_VERSION,
         }
+
+
+def _roughly(tokens: int) -> int:
+    """Rounded down to four binary digits: by 12% at most."""
+    unit = 1 << max(0, tokens.bit_length() - 4)
+    return tokens // unit * unit

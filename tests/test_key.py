@@ -297,3 +297,10 @@ def test_nonsense_in_a_field_that_deciding_needs_is_refused_by_name(field: str, 
 def test_a_key_is_an_object(value: object) -> None:
     with pytest.raises(ValueError, match="is not an object"):
         check_key(value)
+
+
+def test_an_engine_that_can_hold_a_page_more_or_fewer_than_the_last_time_finds_its_plan() -> None:
+    # 437136 and 437120 tokens; every 32768 of them, from 2 to the power of 18 on, is another key
+    keys = {digest(key_of(request_of(capacity=capacity))) for capacity in (425984, 437120, 437136, 458751)}
+    assert len(keys) == 1
+    assert digest(key_of(request_of(capacity=458752))) not in keys

@@ -146,7 +146,7 @@ def tune(request, *rest):
 def child(seed):
     registry, store, rng = registry_of(backend("a"), backend("b")), Store(folder), random.Random(seed)
     config = DispatchConfig(isolation="none")
-    requests = [TuneRequest(spec_of(), (1,), 8, capacity, config) for capacity in (100, 200, 300)]
+    requests = [TuneRequest(spec_of(), (1,), 8, capacity, config) for capacity in (96, 192, 288)]
     for request in rng.sample(requests, 3) + rng.sample(requests, 3):
         plan = obtain_plan(request, CPU, registry, store).plan
         assert plan.key["capacity"] == request.capacity and {d.box.candidate for d in plan.boxes} == {"b"}
@@ -175,7 +175,7 @@ def test_eight_processes_tune_each_key_once_and_agree_also_when_one_is_killed_wh
     ends = run_script(SIDE_BY_SIDE, folder, log)["ends"]
     assert sorted(ends) == [0] * 7 + [9]  # SIGKILL
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert sorted(line[1] for line in lines if line[0] == "end") == [100, 200, 300]
+    assert sorted(line[1] for line in lines if line[0] == "end") == [96, 192, 288]
     assert sum(line[0] == "begin" for line in lines) == 4  # and once by the one that was killed
     plans = {(capacity, plan) for what, capacity, *rest in lines if what == "plan" for plan in rest}
     assert len(plans) == 3

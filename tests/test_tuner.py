@@ -287,6 +287,26 @@ def test_a_partial_plan_is_resumed_by_the_next_run(obtain, monkeypatch):
     assert winners(whole.plan) == {1: "b", 4: "a"}
 
 
+def test_what_another_process_stored_meanwhile_is_used_partial_as_it_is_and_measured_further_by_the_next_start(
+    obtain, monkeypatch, tmp_path
+):
+    complete = obtain({"a": 100, "b": 80}).plan
+    partial = replace(complete, boxes=complete.boxes[:1], unmeasured={4: TIME_BUDGET_OVER})
+    lock = Store.lock
+
+    def lock_after_another_has_stored(store, key):
+        Store(tmp_path / "own").save(partial, None)
+        return lock(store, key)
+
+    monkeypatch.setattr(Store, "lock", lock_after_another_has_stored)
+    first = obtain({"a": 100, "b": 80}, store=Store(tmp_path / "own"))
+    assert (first.plan, first.source) == (partial, "measured by another process meanwhile")
+    assert len(obtain.measured) == 1
+    monkeypatch.setattr(Store, "lock", lock)
+    assert not obtain({"a": 100, "b": 80}, store=Store(tmp_path / "own")).plan.is_partial
+    assert len(obtain.measured) == 2
+
+
 def test_force_whose_budget_ends_keeps_what_was_stored_of_the_buckets_that_it_did_not_reach(obtain, monkeypatch):
     obtain({"a": 100, "b": 80})
     clock = iter(range(10_000))

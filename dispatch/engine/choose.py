@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 from dispatch._core import BackendPlan
@@ -25,7 +27,7 @@ from dispatch.store import Store
 
 _log = logging.getLogger(__name__)
 
-
+LEAST_S = 0.001  # of the time budget, for a group to which the others have left nothing: its stored plan still serves
 APART_S = 300.0  # how far apart ranks may come: each loads its weights, and compiles, at its own speed
 
 
@@ -68,16 +70,39 @@ def choose(
         _log.warning("the default serves every step: %s", apart)
     if refusal or apart:
         return [Choice(default, why=refusal or apart) for default in defaults]
+    leader = _Leader(device, registry, request.config.time_budget_s)
     return [
-        _choose(one, default, device, registry, ranks, f"layer group {i}")
+        _choose(one, default, leader, ranks, f"layer group {i}")
         for i, (one, default) in enumerate(zip(own, defaults, strict=True))
     ]
 
 
-def _choose(
-    request: TuneRequest, default: Candidate, device: DeviceFingerprint, registry: Registry, ranks: Ranks, group: str
-) -> Choice:
-    told = _obtained(request, device, registry) if ranks.is_leader else None
+class _Leader:
+    """What the leader obtains: of groups that are alike once, and of all of them within one time budget."""
+
+    def __init__(self, device: DeviceFingerprint, registry: Registry, budget_s: float) -> None:
+        self.device, self.registry, self.deadline = device, registry, monotonic() + budget_s
+        self.obtained: dict[str, dict[str, Any]] = {}
+
+    def obtain(self, request: TuneRequest) -> dict[str, Any]:
+        """The plan and how it was come by, or why there is none; as JSON. It serves the same request again."""
+        group = json.dumps([request.spec.to_json(), request.default])
+        if group not in self.obtained:
+            left_s = max(LEAST_S, self.deadline - monotonic())
+            self.obtained[group] = self._obtain(replace(request, config=replace(request.config, time_budget_s=left_s)))
+        return self.obtained[group]
+
+    def _obtain(self, request: TuneRequest) -> dict[str, Any]:
+        try:
+            store = Store(request.config.cache_dir)
+            obtained = obtain_plan(request, self.device, self.registry, store)
+            return {"why": "", "plan": plan_to_json(obtained.plan), "source": obtained.source}
+        except Exception as error:  # the engine starts, whatever went wrong in measuring
+            return {"why": _reason(error)}
+
+
+def _choose(request: TuneRequest, default: Candidate, leader: _Leader, ranks: Ranks, group: str) -> Choice:
+    told = leader.obtain(request) if ranks.is_leader else None
     told = ranks.from_leader(f"{group}: the plan", told)  # the others wait for it, and read no store
     plan, why = None, told["why"]
     if not why:
@@ -91,15 +116,6 @@ def _choose(
         return Choice(default, why=why)
     _log.info("%s: plan %s", request.spec.describe(), told["source"])
     return Choice(default, plan, plan.table())
-
-
-def _obtained(request: TuneRequest, device: DeviceFingerprint, registry: Registry) -> dict[str, Any]:
-    """The plan and how it was come by, or why there is none; as JSON."""
-    try:
-        obtained = obtain_plan(request, device, registry, Store(request.config.cache_dir))
-        return {"why": "", "plan": plan_to_json(obtained.plan), "source": obtained.source}
-    except Exception as error:  # the engine starts, whatever went wrong in measuring
-        return {"why": _reason(error)}
 
 
 def _reason(error: Exception) -> str:
