@@ -13,9 +13,7 @@ A, B, C, D = map(Candidate, "abcd")
 
 def plan_of(*boxes):
     """Of (mean_kv_min, mean_kv_max, candidate, speedup), at bucket 8 and any skew up to 9000."""
-    decided = [
-        DecidedBox(Box(8, low, high, 1000, 9000, name), Reason.FASTEST, gain) for low, high, name, gain in boxes
-    ]
+    decided = [DecidedBox(Box(8, low, high, 1000, 9000, name), Reason.FASTEST, gain) for low, high, name, gain in boxes]
     return StoredPlan({}, "", "a", (8,), tuple(decided))
 
 
