@@ -23,7 +23,8 @@ class AttentionSpec:
     head_dim] for kv_layout "NHD" and [pages, num_kv_heads, page_size, head_dim] for "HND".
     `kv_strides` are the strides of the first three of those dimensions in elements, where the engine's cache is
     not contiguous; the last dimension is always dense. Where the least of them is head_dim_qk + head_dim_vo, V lies
-    behind K in each row of one tensor. `sliding_window` counts tokens, the current one included.
+    behind K in each row of one tensor. `q_stride`: elements from one token's Q to the next one's, where Q is not dense,
+    as a slice of the layer's product for Q, K and V is not. `sliding_window` counts tokens, the current one included.
     `logits_soft_cap` c turns a logit x into c * tanh(x / c). `has_sinks`: each query head has a learned logit
     that joins the softmax's denominator. A stored fp8 value times k_scale or v_scale is the real one.
     Raises SpecError, naming the field, for values that no layer can have.
@@ -39,6 +40,7 @@ class AttentionSpec:
     kv_dtype: str = "bf16"
     kv_layout: str = "NHD"
     kv_strides: tuple[int, int, int] | None = None
+    q_stride: int | None = None
     k_scale: float = 1.0
     v_scale: float = 1.0
     sm_scale: float | None = None
@@ -63,6 +65,10 @@ class AttentionSpec:
             for stride in self.kv_strides:
                 _positive_int("kv_strides", stride)
             self._check_overlap(self.kv_strides)
+        if self.q_stride is not None:
+            _positive_int("q_stride", self.q_stride)
+            if self.q_stride < (width := self.num_qo_heads * self.head_dim_qk):
+                raise SpecError(f"q_stride={self.q_stride}: tokens overlap, each has {width} elements")
         if self.sliding_window is not None:
             _positive_int("sliding_window", self.sliding_window)
         if self.sm_scale is None:
@@ -137,6 +143,8 @@ class AttentionSpec:
             parts.append(f"soft cap {self.logits_soft_cap:g}")
         if self.has_sinks:
             parts.append("sinks")
+        if self.q_stride:
+            parts.append("Q strided")
         return ", ".join(parts)
 
 

@@ -51,6 +51,7 @@ LAYERS = {
     "V narrower than K": {"head_dim_vo": 8},
     "fp8 KV with scales": {"dtype": "bf16", "kv_dtype": "fp8_e4m3", "k_scale": 0.25, "v_scale": 0.5},
     "strided pages": {"kv_strides": (4 * 2 * 40, 2 * 40, 40)},
+    "strided Q": {"q_stride": 4 * 16 + 2 * 2 * 16},
     "pages of one token": {"page_size": 1},
     "another softmax scale": {"sm_scale": 0.5},
 }
@@ -90,6 +91,10 @@ def more_tokens(count):
 def tables_rotated(impl, q, kv_cache, sinks):
     impl.inner.inputs = replace(impl.inputs, block_table=impl.inputs.block_table.roll(1, 0))
     return q, kv_cache, sinks
+
+
+def q_taken_for_dense(impl, q, kv_cache, sinks):
+    return q.as_strided(q.shape, (q.shape[1] * q.shape[2], q.shape[2], 1)), kv_cache, sinks
 
 
 def heads_swapped(impl, q, kv_cache, sinks):
@@ -198,6 +203,7 @@ def writes_to(what):
 
 
 FAULTS = [
+    fault("Q taken for dense", {"q_stride": 4 * 16 + 2 * 2 * 16}, before=q_taken_for_dense),
     fault("zeros above a length", **where(lambda i: i.inputs.lengths > 60, 0)),
     fault("zeros between two lengths", None, 1, **where(lambda i: (i.inputs.lengths - 47).abs() < 13, 0)),
     fault("zeros for exactly one page", None, 1, **where(lambda i: i.inputs.lengths == 4, 0)),

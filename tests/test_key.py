@@ -121,6 +121,7 @@ SPEC_CHANGES: dict[str, dict[str, Any]] = {
     "kv_dtype": {"kv_dtype": "bf16"},
     "kv_layout": {"kv_layout": "HND"},
     "kv_strides": {"kv_strides": (4096, 128, 64)},
+    "q_stride": {"q_stride": 8192},
     "k_scale": {"k_scale": 0.5},
     "v_scale": {"v_scale": 0.5},
     "sm_scale": {"sm_scale": 0.25},

@@ -254,6 +254,12 @@ def test_a_chain_has_one_query_and_an_output_for_each_layer() -> None:
     assert chain.kv_caches is pool.kv_caches
 
 
+def test_the_queries_of_a_chain_lie_as_far_apart_as_the_engines_own() -> None:
+    dense, strided = (pool_of(head_dim_qk=64, q_stride=stride).chain(5).q for stride in (None, 8 * 64 + 128))
+    assert dense.shape == strided.shape == (5, 8, 64)
+    assert (dense.stride(), strided.stride()) == ((512, 64, 1), (640, 64, 1))
+
+
 @pytest.mark.parametrize("has_sinks", [False, True])
 def test_a_chain_has_a_sink_for_each_query_head_where_the_layer_has_them(has_sinks: bool) -> None:
     sinks = pool_of(has_sinks=has_sinks).chain(2).sinks

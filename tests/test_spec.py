@@ -36,12 +36,13 @@ def strides_apart(draw: st.DrawFn, sizes: tuple[int, int], width: int) -> tuple[
 
 @st.composite
 def specs(draw: st.DrawFn) -> AttentionSpec:
-    kv_heads, dtype = draw(st.integers(1, 64)), draw(st.sampled_from(("bf16", "fp16", "fp32")))
+    kv_heads, group = draw(st.integers(1, 64)), draw(st.integers(1, 32))
+    dtype = draw(st.sampled_from(("bf16", "fp16", "fp32")))
     k_width, v_width = (8 * draw(st.integers(1, 64)) for _ in "kv")
     page_size, layout = draw(counts), draw(st.sampled_from(("NHD", "HND")))
     sizes = (page_size, kv_heads) if layout == "NHD" else (kv_heads, page_size)
     return AttentionSpec(
-        num_qo_heads=kv_heads * draw(st.integers(1, 32)),
+        num_qo_heads=kv_heads * group,
         num_kv_heads=kv_heads,
         head_dim_qk=k_width,
         head_dim_vo=v_width,
@@ -51,6 +52,7 @@ def specs(draw: st.DrawFn) -> AttentionSpec:
         kv_dtype=draw(st.sampled_from((dtype, "fp8_e4m3"))),
         kv_layout=layout,
         kv_strides=draw(st.none() | strides_apart(sizes, max(k_width, v_width))),
+        q_stride=draw(st.none() | gaps.map(lambda gap: kv_heads * group * k_width + gap)),
         k_scale=draw(scales),
         v_scale=draw(scales),
         sm_scale=draw(st.none() | scales),
@@ -89,6 +91,13 @@ def test_a_scale_that_is_no_finite_number_above_0_is_refused_by_name(field: str,
 def test_a_cache_always_has_scales(field: str) -> None:
     with pytest.raises(SpecError, match=f"^{field}=None"):
         make_spec(**{field: None})
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 8 * 64 - 1, 512.0])
+def test_queries_that_would_overlap_are_refused(value: object) -> None:
+    with pytest.raises(SpecError, match=r"^q_stride="):
+        make_spec(num_qo_heads=8, head_dim_qk=64, q_stride=value)
+    assert make_spec(num_qo_heads=8, head_dim_qk=64, q_stride=8 * 64).q_stride == 512
 
 
 @pytest.mark.parametrize("value", [0, 1, None, "true", []])

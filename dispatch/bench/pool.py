@@ -72,13 +72,15 @@ class PagedPool:
     def chain(self, bucket: int) -> Chain:
         """Random queries, and outputs, for a bucket."""
         spec, dtype = self.spec, TORCH_DTYPES[self.spec.dtype]
-        q = torch.randn(bucket, spec.num_qo_heads, spec.head_dim_qk, generator=self.random, device=self.device)
+        width = spec.num_qo_heads * spec.head_dim_qk
+        rows = torch.randn(bucket, spec.q_stride or width, generator=self.random, device=self.device).to(dtype)
+        q = rows[:, :width].view(bucket, spec.num_qo_heads, spec.head_dim_qk)
         out_shape = (len(self.kv_caches), bucket + 2, spec.num_qo_heads, spec.head_dim_vo)
         outs = torch.empty(out_shape, dtype=dtype, device=self.device)
         sinks = None
         if spec.has_sinks:
             sinks = torch.randn(spec.num_qo_heads, generator=self.random, device=self.device)
-        return Chain(q.to(dtype), self.kv_caches, outs, sinks)
+        return Chain(q, self.kv_caches, outs, sinks)
 
     def shuffle(self) -> None:
         """Give out pages in a new order from now on."""
