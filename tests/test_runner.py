@@ -10,11 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+import dispatch.bench.harness
+import dispatch.obtain
 from dispatch.candidate import Candidate
 from dispatch.config import DispatchConfig
 from dispatch.engine import DecodeGraphRunner, EngineFacts, LayerGroup
 from dispatch.engine.prepare import ABOVE_BUCKETS, OUTSIDE
 from dispatch.errors import ConfigError
+from dispatch.plan import TIME_BUDGET_OVER
 from dispatch.samples import EVEN
 from dispatch.traits import EngineTraits
 from tests.engine import BUCKETS, MAX_KV, RESERVED, Engine, store_plan
@@ -237,6 +240,29 @@ def test_where_nothing_can_be_measured_the_default_serves_and_one_line_says_why(
     assert report.why_default == ["RuntimeError: out of memory"]
     assert len([r for r in caplog.records if "out of memory" in r.getMessage()]) == 1
     assert len(runner.run(*engine.request([9]))) == 1
+
+
+def test_where_the_time_was_too_short_for_some_buckets_the_log_and_each_of_their_steps_say_so(
+    tmp_path, caplog, monkeypatch
+):
+    measured = dispatch.obtain.tune
+
+    def only_bucket_4(*args, **kwargs):
+        plan, samples = measured(*args, **kwargs)
+        return replace(
+            plan, boxes=[b for b in plan.boxes if b.box.bucket == 4], unmeasured={2: TIME_BUDGET_OVER}
+        ), samples
+
+    monkeypatch.setattr(dispatch.obtain, "tune", only_bucket_4)
+    monkeypatch.setattr(dispatch.bench.harness, "WARM_UP_S", 0)
+    engine = Engine()
+    runner = runner_of(engine, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        runner.trigger_init_capture()
+    (record,) = caplog.records
+    assert record.getMessage().endswith(f": the default a serves bucket 2: {TIME_BUDGET_OVER}")
+    runner.run(*engine.request([9]))
+    assert runner.counts.misses == {(2, TIME_BUDGET_OVER): 1}
 
 
 def test_an_engines_own_mistakes_are_one_line(tmp_path):

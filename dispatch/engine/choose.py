@@ -20,7 +20,7 @@ from dispatch.engine.groups import LayerGroup
 from dispatch.engine.ranks import Ranks
 from dispatch.errors import DispatchError, one_line
 from dispatch.obtain import SLACK_S, obtain_plan
-from dispatch.plan import StoredPlan
+from dispatch.plan import StoredPlan, to_be_tried_again
 from dispatch.planfile import plan_from_json, plan_to_json
 from dispatch.request import TuneRequest
 from dispatch.store import Store
@@ -44,6 +44,10 @@ class Choice:
     plan: StoredPlan | None = None
     table: BackendPlan | None = None
     why: str = ""
+
+    def unmeasured(self, bucket: int) -> str:
+        """Why the plan has nothing for a bucket; "" if it has, and where there is no plan."""
+        return "" if self.plan is None else self.plan.unmeasured.get(bucket, "")
 
 
 def choose(
@@ -115,6 +119,10 @@ def _choose(request: TuneRequest, default: Candidate, leader: _Leader, ranks: Ra
         _log.warning("%s: the default %s serves every step: %s", request.spec.describe(), default, why)
         return Choice(default, why=why)
     _log.info("%s: plan %s", request.spec.describe(), told["source"])
+    for reason in dict.fromkeys(plan.unmeasured.values()):
+        buckets = ", ".join(str(bucket) for bucket, its in plan.unmeasured.items() if its == reason)
+        level = logging.WARNING if to_be_tried_again(reason) else logging.INFO
+        _log.log(level, "%s: the default %s serves bucket %s: %s", request.spec.describe(), default, buckets, reason)
     return Choice(default, plan, plan.table())
 
 

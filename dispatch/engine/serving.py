@@ -93,10 +93,12 @@ class Serving:
             for entry, choice in zip(entries, self.choices, strict=True)
         )
         ready = self.ready.get((bucket, variant))
-        is_outside = any(
-            entry is None and table is not None for entry, table in zip(entries, self._tables, strict=True)
-        )
-        miss = OUTSIDE if is_outside else "" if ready else f"{named(variant)} is planned and not available"
+        outside = [
+            choice.unmeasured(bucket) or OUTSIDE
+            for entry, choice in zip(entries, self.choices, strict=True)
+            if entry is None and choice.table is not None
+        ]
+        miss = outside[0] if outside else "" if ready else f"{named(variant)} is planned and not available"
         if ready is None:
             return _Answer(self.defaults, self._default[bucket].ready, miss=miss)
         return _Answer(variant, ready, "" if miss else named(variant), miss)
