@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import os
 
-import pytest
+# Read when torch is loaded, here and in child processes. Tensors are small: their threads would mostly wait for one
+# another, and where something else computes too, several times as long as the work takes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import torch
 
 # Read by Triton when its kernels are defined: without a GPU they run in its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-
-@pytest.fixture
-def on_one_thread():
-    """As the smoke commands run, in which torch's threads would cost more than they save."""
-    import torch
-
-    from smoke.threads import one_thread
-
-    before = torch.get_num_threads()
-    one_thread()
-    yield
-    torch.set_num_threads(before)

@@ -16,8 +16,6 @@ from smoke.off import allowed
 from smoke.outcome import run_case
 from smoke.place import Place
 
-pytestmark = pytest.mark.usefixtures("on_one_thread")
-
 
 @pytest.fixture
 def place(tmp_path):

@@ -15,8 +15,6 @@ from smoke.serve import serve
 from smoke.sizes import BUCKETS, MAX_SEQ_LEN
 from smoke.tolerance import TOLERANCES, Tally, tally
 
-pytestmark = pytest.mark.usefixtures("on_one_thread")
-
 CPU = torch.device("cpu")
 STEPS = 6
 FLOAT32_ERROR = 1e-3  # of logits of size 1, through three layers; what was found is 1e-5

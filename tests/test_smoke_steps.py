@@ -11,8 +11,6 @@ from smoke.steps import times
 from smoke.steps.__main__ import geometric_mean, main
 from smoke.steps.times import AGAIN, ARMS, OFF, ON, StepTimes
 
-pytestmark = pytest.mark.usefixtures("on_one_thread")
-
 
 def test_a_gain_is_the_time_without_over_the_time_with_it():
     step = StepTimes(10, 20, "fa3", {ON: 2.0, OFF: 3.0, AGAIN: 4.0}, {})
