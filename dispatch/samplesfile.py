@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ SUFFIX = ".samples.json.gz"
 LARGEST_BYTES = readfile.LARGEST_BYTES
 _MOST_TIMES = 64
 _SMALL_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
 
 
 def samples_path(plan_path: Path) -> Path:
@@ -32,9 +34,16 @@ def samples_path(plan_path: Path) -> Path:
 
 
 def read_beside(plan_path: Path, keys: Sequence[Mapping[str, Any]]) -> list[Samples | None]:
-    """The samples of each of these keys, where they lie beside the plan file. Raises SamplesError."""
+    """The samples of each of these keys, where they lie beside the plan file.
+
+    A plan says everything that serving needs: samples that cannot be read count as absent, with one warning.
+    """
     path = samples_path(plan_path)
-    runs = read_samples(path) if path.exists() else ()
+    try:
+        runs = read_samples(path) if path.exists() else ()
+    except SamplesError as error:
+        _log.warning("the plan is taken without its samples: %s", error)
+        runs = ()
     return [next((run for run in runs if run.key == key), None) for key in keys]
 
 

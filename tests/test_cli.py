@@ -108,7 +108,7 @@ def test_explain_says_what_is_in_quarantine(run, model):
     (plan,) = json.loads(ok(run("tune", "--model", model, *SMALL, "--json")))["plans"]
     Quarantine(Path(plan["path"]), plan["key"]).add("torch_chunked[chunk=512]", 0, "import", Reason.FAILED, "hung")
     ok(run("tune", "--model", model, *SMALL, "--force"))
-    assert "torch_chunked[chunk=512] is quarantined: import: hung" in ok(run("explain", "-b", 1, "--kv", 130))
+    assert "refused: torch_chunked[chunk=512]: quarantined: import: hung" in ok(run("explain", "-b", 1, "--kv", 130))
 
 
 def test_bench_faults_tunes_with_a_fault_and_says_what_happened(run):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ def explain(plan: Path | None, batch_size: int, kv: int, max_kv: int | None, as_
 
 def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: int, max_kv: int) -> dict[str, Any]:
     """The same answer twice: `data` for a program, `shown` for a terminal."""
+    from dispatch.cli.render import left_out
     from dispatch.isolation.quarantine import QUARANTINED
     from dispatch.samples import EVEN, skew_of
 
@@ -64,13 +65,12 @@ def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: in
     ]
     data: dict[str, Any] = {"candidate": box.candidate, "hit": True, **asdict(box)}
     data |= {"reason": decided.reason.name, "speedup": decided.speedup}
-    for name, why in stored.refused.items():
-        if why.startswith(QUARANTINED):
-            lines.append(f"{_escaped(name)} is {_escaped(why)}")
-            data.setdefault("quarantined", {})[name] = why
+    quarantined = {name: why for name, why in stored.refused.items() if why.startswith(QUARANTINED)}
+    data |= {"quarantined": quarantined} if quarantined else {}
     regime, bucket = _evidence(samples, box.bucket, kv, max_kv)
     if samples is None or regime is None or bucket is None:
-        lines.append("its samples are not beside the plan: what the others lost by cannot be told")
+        lines.append("without its samples beside the plan, what the others lost by cannot be told")
+        lines += left_out(replace(stored, excluded=tuple(e for e in stored.excluded if e.bucket == box.bucket)))
         return {"data": data, "shown": lines}
     decision = regime.decision
     lines.append(
@@ -79,6 +79,7 @@ def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: in
         f" {len(regime.cells)} cells decided"
     )
     lines += [_verdicts(regime, bucket, samples.default), _medians(regime, bucket, samples.num_layers)]
+    lines += left_out(replace(stored, excluded=()))  # why a candidate is out, the verdicts say
     data["decision"] = {
         "delta": decision.delta,
         "aa_spread": decision.aa_spread,

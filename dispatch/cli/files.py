@@ -18,7 +18,7 @@ Found = tuple[StoredPlan, Samples | None]
 def find_plans(path: Path | None) -> tuple[Path, list[Found]]:
     """The plans of a file, or of the one stored last, each with its samples where they lie beside it.
 
-    Raises PlanFileError and SamplesError.
+    Raises PlanFileError.
     """
     if path is None:
         store = Store(DispatchConfig.from_env().cache_dir)
