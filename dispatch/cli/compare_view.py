@@ -11,6 +11,7 @@ from rich.text import Text
 from dispatch.bench.compare import BEST, BEST_FIXED, EQUAL_PLAN
 from dispatch.bench.compare_summary import LARGE_BYTES, Below, Speeds, Summary
 from dispatch.bench.comparison import Comparison
+from dispatch.cli.render import short
 
 HEADS = {EQUAL_PLAN: "equal length plan", BEST: "best of each"}
 LEGEND = (
@@ -45,7 +46,7 @@ def _table(comparison: Comparison, trace: str, arms: Sequence[str]) -> Table:
     for heading in ("batch", "mean KV"):
         table.add_column(heading, justify="right")
     for arm in arms:
-        table.add_column("over " + HEADS.get(arm, arm.removeprefix("flashinfer_")), justify="right")
+        table.add_column("over " + HEADS.get(arm, short(arm)), justify="right")
     for heading in ("slower", "noise", "floor"):
         table.add_column(heading, justify="right")
     for row in (row for row in comparison.rows if row.trace == trace):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -15,13 +16,20 @@ from dispatch.samples import EVEN, Cell, Samples
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red", "bright_green", "bright_cyan")
 DEFAULT_MARK = "·"
 MISS_MARK = " "
+WIDTH = 120  # where no terminal tells
 FULL = "full"  # the mean KV of a full server, which differs from bucket to bucket
 
 
 def console(stderr: bool = False) -> Console:
-    """Standard output, or error; wide enough for the tables where it is a file or a pipe."""
+    """Standard output, or error; wide enough for the tables where it is a file or a pipe and COLUMNS is not set."""
     out = Console(stderr=stderr)
-    return out if out.is_terminal else Console(width=120, stderr=stderr)
+    told = os.environ.get("COLUMNS", "").isdecimal()  # as rich reads it
+    return out if told or out.is_terminal else Console(width=WIDTH, stderr=stderr)
+
+
+def short(candidate: str) -> str:
+    """A candidate as a table's head."""
+    return candidate.removeprefix("flashinfer_")
 
 
 def phases_view(seconds: Mapping[str, float]) -> Table:
