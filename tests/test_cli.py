@@ -351,7 +351,7 @@ def test_as_a_program_of_its_own_a_mistake_ends_with_status_2_and_no_traceback(t
 
 
 def test_explain_shows_a_log_ratio_as_a_difference_in_time():
-    from dispatch.cli.explain import _percent
+    from dispatch.cli.explain_view import percent
 
-    assert _percent(math.log(0.8), sign=True) == "-20.0%"
-    assert _percent(math.log(1.25), sign=True) == "+25.0%"
+    assert percent(math.log(0.8), sign=True) == "-20.0%"
+    assert percent(math.log(1.25), sign=True) == "+25.0%"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dispatch.plan import DecidedBox, StoredPlan
     from dispatch.regimes import Regime
-    from dispatch.samples import BucketSamples, Samples
+    from dispatch.samples import Box, BucketSamples, Samples
 
 
 @click.command()
@@ -45,9 +42,12 @@ def explain(plan: Path | None, batch_size: int, kv: int, max_kv: int | None, as_
 
 def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: int, max_kv: int) -> dict[str, Any]:
     """The same answer twice: `data` for a program, `shown` for a terminal."""
+    from rich.markup import escape
+
+    from dispatch.cli.explain_view import percent, times, verdicts
     from dispatch.cli.render import left_out
     from dispatch.isolation.quarantine import QUARANTINED
-    from dispatch.samples import EVEN, skew_of
+    from dispatch.samples import skew_of
 
     what = f"{stored.spec.describe()}\nbatch {batch_size}, mean KV {kv}, max KV {max_kv}"
     entry = stored.table().lookup(batch_size, kv, skew_of(kv, max_kv))
@@ -58,41 +58,73 @@ def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: in
     decided = next(d for d in stored.boxes if d.box.bucket == entry.bucket and d.box.holds(kv, max_kv))
     box = decided.box
     lines: list[Any] = [
-        f"{what}: [bold]{_escaped(box.candidate)}[/]",
-        f"bucket {box.bucket}, box of mean KV {box.mean_kv_min} to {box.mean_kv_max}"
-        f" and longest over mean {box.skew_min / EVEN:g} to {box.skew_max / EVEN:g}",
+        f"{what}: [bold]{escape(box.candidate)}[/]",
+        f"bucket {box.bucket}, box of {_bounds(box)}",
         f"rule: {_rule(decided, stored.default)}",
     ]
     data: dict[str, Any] = {"candidate": box.candidate, "hit": True, **asdict(box)}
     data |= {"reason": decided.reason.name, "speedup": decided.speedup}
     quarantined = {name: why for name, why in stored.refused.items() if why.startswith(QUARANTINED)}
     data |= {"quarantined": quarantined} if quarantined else {}
+    out_here = left_out(replace(stored, excluded=tuple(e for e in stored.excluded if e.bucket == box.bucket)))
     regime, bucket = _evidence(samples, box.bucket, kv, max_kv)
-    if samples is None or regime is None or bucket is None:
+    if samples is None or bucket is None:
         lines.append("without its samples beside the plan, what the others lost by cannot be told")
-        lines += left_out(replace(stored, excluded=tuple(e for e in stored.excluded if e.bucket == box.bucket)))
-        return {"data": data, "shown": lines}
-    decision = regime.decision
-    lines.append(
-        f"a winner's time must be {_percent(-decision.delta)[1:]} less (the default against itself: up to"
-        f" {_percent(decision.aa_spread)});"
-        f" {len(regime.cells)} cells decided"
-    )
-    lines += [_verdicts(regime, bucket, samples.default), _medians(regime, bucket, samples.num_layers)]
-    lines += left_out(replace(stored, excluded=()))  # why a candidate is out, the verdicts say
-    data["decision"] = {
-        "delta": decision.delta,
-        "aa_spread": decision.aa_spread,
-        "cells": [asdict(bucket.cells[i]) for i in regime.cells],
-        "verdicts": [asdict(v) | {"reason": v.reason.name} for v in decision.verdicts],
-    }
-    return {"data": data, "shown": lines}
+        return {"data": data, "shown": [*lines, *out_here]}
+    cells = range(len(bucket.cells)) if regime is None else regime.cells
+    as_stored = regime is not None and (regime.box, regime.decision.reason) == (box, decided.reason)
+    if not as_stored:
+        lines.append(_decided_again(stored, regime))
+        data["decided_again"] = None if regime is None else asdict(regime.box)
+    if regime is not None and regime.box.candidate == box.candidate:
+        decision = regime.decision
+        lines.append(
+            f"a winner's time must be {percent(-decision.delta)[1:]} less (the default against itself: up to"
+            f" {percent(decision.aa_spread)});"
+            f" {len(regime.cells)} cells decided"
+        )
+        lines.append(verdicts(decision, bucket, samples.default))
+        out_here = left_out(replace(stored, excluded=()))  # why a candidate is out, the verdicts say
+        data["decision"] = {
+            "delta": decision.delta,
+            "aa_spread": decision.aa_spread,
+            "cells": [asdict(bucket.cells[i]) for i in cells],
+            "verdicts": [asdict(v) | {"reason": v.reason.name} for v in decision.verdicts],
+        }
+    lines.append(times(bucket, cells, samples.num_layers, kv, max_kv))
+    return {"data": data, "shown": [*lines, *out_here]}
+
+
+def _bounds(box: Box) -> str:
+    from dispatch.samples import EVEN
+
+    skews = f"{box.skew_min / EVEN:g} to {box.skew_max / EVEN:g}"
+    return f"mean KV {box.mean_kv_min} to {box.mean_kv_max} and longest over mean {skews}"
 
 
 def _rule(decided: DecidedBox, default: str) -> str:
+    from rich.markup import escape
+
     if decided.box.candidate == default:
         return f"the default, because no other is better ({decided.reason.value})"
-    return f"{decided.reason.value}; {decided.speedup:.3f}x over the default {_escaped(default)}"
+    gain = f"{decided.speedup:.3f}x over the default {escape(default)} where one half of the rounds chose for the other"
+    return f"{decided.reason.value}; {gain}"
+
+
+def _decided_again(stored: StoredPlan, regime: Regime | None) -> str:
+    """The line that says what today's rule makes of the samples, where that is not what the plan has."""
+    from rich.markup import escape
+
+    from dispatch.key import RULE_VERSION
+    from dispatch.plainjson import shown
+
+    found = "no box here"
+    if regime is not None:
+        reason, box = regime.decision.reason, regime.box
+        found = f"{escape(box.candidate)} ({reason.value}) in the box of {_bounds(box)}"
+    version = stored.key.get("rule_version")
+    whose = "" if version == RULE_VERSION else f"; its rule is version {escape(shown(version))}, ours {RULE_VERSION}"
+    return f"the plan was decided otherwise: of the same samples this version makes {found}{whose}"
 
 
 def _why_missed(stored: StoredPlan, batch_size: int) -> str:
@@ -105,63 +137,13 @@ def _why_missed(stored: StoredPlan, batch_size: int) -> str:
 
 
 def _evidence(samples: Samples | None, bucket: int, kv: int, max_kv: int) -> tuple[Regime | None, BucketSamples | None]:
-    """The decided box, and the samples that its cells are of."""
+    """What is decided of this bucket's samples now for the batch, and those samples in the cells that it is of."""
     from dispatch.regimes import decide
     from dispatch.subcells import Subcells
 
-    if samples is None:
+    measured = () if samples is None else tuple(b for b in samples.buckets if b.bucket == bucket)
+    if samples is None or not measured:
         return None, None
-    regimes = decide(samples).get(bucket, ())
+    regimes = decide(replace(samples, buckets=measured))[bucket]
     regime = next((r for r in regimes if r.box.holds(kv, max_kv)), None)
-    return regime, next((Subcells.of(b).split(b) for b in samples.buckets if b.bucket == bucket), None)
-
-
-def _verdicts(regime: Regime, bucket: BucketSamples, default: str) -> Table:
-    from rich.table import Table
-
-    table = Table(title=f"against {_escaped(default)}, paired by round", title_justify="left")
-    for title in ("candidate", "time, mean", "time, worst cell", "rounds won", "verdict"):
-        table.add_column(title, justify="right" if "time" in title or "won" in title else "left")
-    for v in regime.decision.verdicts:
-        worst = ""
-        if v.worst_r is not None and v.worst_cell is not None:
-            cell = bucket.cells[v.worst_cell]
-            worst = f"{_percent(v.worst_r, sign=True)} at {cell.mean_kv}, {cell.profile}"
-        table.add_row(
-            _escaped(v.candidate),
-            "" if v.mean_r is None else _percent(v.mean_r, sign=True),
-            worst,
-            "" if v.win_share is None else f"{100 * v.win_share:.0f}%",
-            _escaped(v.reason.value + (f" ({v.detail})" if v.detail else "")),
-        )
-    return table
-
-
-def _medians(regime: Regime, bucket: BucketSamples, num_layers: int) -> Table:
-    import numpy as np
-    from rich.table import Table
-
-    from dispatch.evidence import median_of_rounds
-
-    table = Table(title=f"microseconds a step of {num_layers} layers, median of the rounds", title_justify="left")
-    for title in ("mean KV", "max KV", "profile"):
-        table.add_column(title, justify="left" if title == "profile" else "right")
-    for name in bucket.candidates:
-        table.add_column(_escaped(name), justify="right")
-    step = median_of_rounds(bucket.step_us(num_layers))
-    for i in regime.cells:
-        cell = bucket.cells[i]
-        times = ("-" if np.isnan(t) else f"{t:.0f}" for t in step[:, i])
-        table.add_row(str(cell.mean_kv), str(cell.max_kv), cell.profile, *times)
-    return table
-
-
-def _percent(log_ratio: float, sign: bool = False) -> str:
-    """A log ratio of times as a difference in time."""
-    return f"{100 * math.expm1(log_ratio):{'+' if sign else ''}.1f}%"
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+    return regime, Subcells.of(measured[0]).split(measured[0])
