@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import tempfile
@@ -34,6 +35,14 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def check_writable(path: Path) -> None:
+    """Raises OSError where `write_atomically` would, as far as that can be told before there is something to write."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_prefix(path)):
+        pass
 
 
 def _prefix(path: Path) -> str:

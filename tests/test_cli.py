@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -172,6 +173,37 @@ def test_a_plan_file_serves_where_it_fits(run, model, tmp_path):
     assert "read from the store" in ok(run("tune", "--model", model, *SMALL, env=env))
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("absent/x", "No such file"), ("", "Is a directory"), ("config.json/x", "Not a"), ("x" * 250, "File name too")],
+)
+def test_an_out_that_cannot_be_written_is_told_before_anything_is_measured(run, model, tmp_path, name, why):
+    status, out, err = run("tune", "--model", model, *SMALL, "--out", tmp_path / name)
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert f"{tmp_path / name} cannot be written: {why}" in err
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_was_measured_is_printed_though_the_out_can_no_longer_be_written(run, model, tmp_path, monkeypatch):
+    def full(path, plans):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dispatch.cli.tuned.write_plans", full)
+    status, out, err = run("tune", "--model", model, *SMALL, "--out", tmp_path / "plan.json")
+    said = f"Error: {tmp_path / 'plan.json'} cannot be written: No space left on device"
+    assert (status, err.splitlines()[-1]) == (2, said)
+    assert "winners" in out
+    assert "written to" not in out
+
+
+def test_the_out_is_named_with_samples_only_where_there_were_some(run, model, tmp_path):
+    plan, samples = tmp_path / "plan.json", tmp_path / "plan.samples.json.gz"
+    assert f"plan written to {plan}, samples to {samples}\n" in ok(run("tune", "--model", model, *SMALL, "--out", plan))
+    samples.unlink()
+    assert f"plan written to {plan}\n" in ok(run("tune", "--model", model, *SMALL, "--out", plan))  # from the store
+    assert not samples.exists()
+
+
 def test_a_trace_is_one_more_profile(run, model, tmp_path):
     (tmp_path / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n0,100,50\n1,10,200\n2,300,5\n")
     out = ok(run("tune", "--model", model, *SMALL, "--trace", tmp_path / "trace.csv"))
@@ -240,7 +272,6 @@ BAD = [
     (["--plan", "x", "--force"], {}, "--force measures and --plan does not"),
     (["--plan", "x", "--retry-quarantined"], {}, "--retry-quarantined measures and --plan does not"),
     (["--isolation", "thread"], {}, "--dyn_decode_isolation='thread': must be process or none"),
-    (["--out", "/no/such/folder/plan.json", "--dyn_decode_time_budget", "0.001"], {}, "cannot be written"),
     (["--device", "tpu"], {}, "'--device': 'tpu' is not one of"),
     (["--frobnicate"], {}, "No such option"),
 ]

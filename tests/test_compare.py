@@ -529,6 +529,11 @@ def test_a_users_mistake_is_one_line_and_status_2(tuned, args, message):
     assert len([line for line in err.splitlines() if line.startswith("Error")]) == 1
 
 
+def test_an_out_that_cannot_be_written_is_told_before_anything_is_timed(tuned):
+    status, _, err = invoke(tuned / "plan.json", *traces(tuned, "code"), "--out", tuned)
+    assert (status, err) == (2, f"Error: {tuned} cannot be written: Is a directory\n")
+
+
 def test_plain_reads_are_faster_than_nothing_and_slower_than_any_memory():
     assert 1e8 < read_bytes_per_s(device()) < 1e13
 

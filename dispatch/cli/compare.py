@@ -40,7 +40,7 @@ def compare(
     rivals are the default, each backend alone, a plan tuned on equal lengths, and the fastest candidate of each batch,
     found in every other round and timed in the rest.
     """
-    from dispatch.atomic import write_atomically
+    from dispatch.atomic import check_writable, write_atomically
     from dispatch.backends import registry
     from dispatch.bench.compare_run import Sizes, run_comparison
     from dispatch.bench.trace import read_traces
@@ -51,6 +51,8 @@ def compare(
     from dispatch.cli.write import write_file
     from dispatch.errors import PlanFileError
 
+    if out is not None:
+        write_file(out, check_writable)
     _, found = find_plans(plan)
     if not found:
         raise PlanFileError(f"{plan}: no plan in it")

@@ -80,6 +80,7 @@ def tune(
     **settings: Any,
 ) -> None:
     """Measure which backend is stably fastest for each batch size and length, and store the plan."""
+    from dispatch.atomic import check_writable
     from dispatch.backends import registry
     from dispatch.bench.phases import Phases
     from dispatch.bench.trace import read_traces
@@ -87,6 +88,7 @@ def tune(
     from dispatch.cli.progress import progress_bar
     from dispatch.cli.render import console, phases_view
     from dispatch.cli.tuned import print_json, print_tables, write_out
+    from dispatch.cli.write import write_file
     from dispatch.device import current_device
     from dispatch.models import load_model
     from dispatch.obtain import obtain_plan, plan_from_file
@@ -97,6 +99,8 @@ def tune(
     if plan_file is not None and (force or retry_quarantined):
         flag = "--force" if force else "--retry-quarantined"
         raise click.UsageError(f"{flag} measures and --plan does not: give one of them")
+    if out is not None:
+        write_file(out, check_writable)
     config = DispatchConfig.from_env(**settings)
     loaded = load_model(model)
     groups = loaded.layer_groups(tp, page_size, kv_dtype)
@@ -119,12 +123,12 @@ def tune(
             continue
         with progress_bar(request, quiet=as_json) as progress:
             obtained.append(obtain_plan(request, device, registry, store, progress, force, phases, retry_quarantined))
-    if out is not None:
-        write_out(out, obtained)
     if as_json:
         print_json(obtained)
     else:
-        print_tables(f"{loaded.name} on {device.describe()}", requests[0], limit, obtained, out)
+        print_tables(f"{loaded.name} on {device.describe()}", requests[0], limit, obtained)
+    if out is not None:
+        write_out(out, obtained, quiet=as_json)
     if profile_time and phases.seconds:
         console(stderr=as_json).print(phases_view(phases.seconds))
 

@@ -16,11 +16,13 @@ from dispatch.request import TuneRequest
 from dispatch.samplesfile import samples_path, write_samples
 
 
-def write_out(out: Path, obtained: list[Obtained]) -> None:
+def write_out(out: Path, obtained: list[Obtained], quiet: bool) -> None:
     write_file(out, lambda path: write_plans(path, [o.plan for o in obtained]))
     runs = [o.samples for o in obtained if o.samples is not None]
     if runs:
         write_file(samples_path(out), lambda path: write_samples(path, runs))
+    if not quiet:
+        click.echo(f"plan written to {out}" + (f", samples to {samples_path(out)}" if runs else ""))
 
 
 def print_json(obtained: list[Obtained]) -> None:
@@ -28,7 +30,7 @@ def print_json(obtained: list[Obtained]) -> None:
     click.echo(json.dumps({"plans": plans}, indent=1))
 
 
-def print_tables(title: str, request: TuneRequest, limit: str, obtained: list[Obtained], out: Path | None) -> None:
+def print_tables(title: str, request: TuneRequest, limit: str, obtained: list[Obtained]) -> None:
     terminal = console()
     terminal.print(title, highlight=False)
     terminal.print(
@@ -45,5 +47,3 @@ def print_tables(title: str, request: TuneRequest, limit: str, obtained: list[Ob
                 " with a larger DYN_DECODE_TIME_BUDGET where not one bucket was measured"
             )
         click.echo(f"plan {one.source}" + (f"; it is in {one.path}" if one.path else ""))
-    if out is not None:
-        click.echo(f"plan written to {out}, samples to {samples_path(out)}")
