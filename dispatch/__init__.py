@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from dispatch.store import Store as Store
     from dispatch.traits import EngineTraits as EngineTraits
 
+__version__ = "0.1.0"  # a literal, which the build reads without an import
+
 _HOME = {
     "AttentionSpec": "dispatch.spec",
     "Backend": "dispatch.backends",

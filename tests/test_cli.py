@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from dispatch import __version__
 from dispatch.bench import lookup
 from dispatch.bench.faults import FaultResult
 from dispatch.cli import main
@@ -379,6 +380,10 @@ def test_as_a_program_of_its_own_a_mistake_ends_with_status_2_and_no_traceback(t
     assert done.returncode == 2
     assert done.stderr.startswith("Error: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_version_is_printed_whether_the_package_is_installed_or_not(run):
+    assert ok(run("--version")).endswith(f", version {__version__}\n")
 
 
 def test_explain_shows_a_log_ratio_as_a_difference_in_time():

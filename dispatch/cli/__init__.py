@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from dispatch import __version__
 from dispatch.cli.bench import bench
 from dispatch.cli.compare import compare
 from dispatch.cli.doctor import doctor
@@ -32,7 +33,7 @@ class _OneLineErrors(click.Group):
 
 
 @click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="decode-dispatch")
+@click.version_option(__version__)
 def main() -> None:
     """Measure decode attention kernels here, and pick the stably fastest for each captured batch size."""
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
