@@ -33,9 +33,9 @@ class Model:
     def layer_groups(self, tp: int, page_size: int, kv_dtype: str | None = None) -> tuple[AttentionSpec, ...]:
         """One spec for each group of equal layers, as one of `tp` ranks runs them; by first appearance.
 
-        `page_size` counts tokens. `kv_dtype` None or "auto" is the activation dtype. With more ranks than KV
-        heads, each rank has one, replicated. Raises ModelError where the heads do not divide, or where
-        AttentionSpec refuses a value.
+        `page_size` counts tokens. `kv_dtype` None or "auto" is the activation dtype, "fp8" is fp8_e4m3, as in engines.
+        With more ranks than KV heads, each rank has one, replicated. Raises ModelError where the heads do not divide,
+        or where AttentionSpec refuses a value.
         """
         if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
             raise ModelError(f"{self.name}: tp={tp!r}: must be a whole number above 0")
@@ -49,7 +49,7 @@ class Model:
                     page_size=page_size,
                     num_layers=num_layers,
                     dtype=self.dtype,
-                    kv_dtype=self.dtype if kv_dtype in (None, "auto") else kv_dtype,
+                    kv_dtype=self._kv_dtype(kv_dtype),
                     sm_scale=layer.sm_scale,
                     sliding_window=layer.sliding_window,
                     logits_soft_cap=layer.logits_soft_cap,
@@ -59,6 +59,11 @@ class Model:
             )
         except SpecError as error:
             raise ModelError(f"{self.name}: {error}") from None
+
+    def _kv_dtype(self, asked: str | None) -> str:
+        if asked is None or asked == "auto":
+            return self.dtype
+        return "fp8_e4m3" if asked == "fp8" else asked
 
     def _split(self, what: str, heads: int, tp: int) -> int:
         if heads % tp:

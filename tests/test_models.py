@@ -234,6 +234,12 @@ def test_what_the_spec_refuses_is_an_error_that_names_the_model(page_size: Any, 
         load_model("qwen3-8b").layer_groups(1, page_size, kv_dtype)
 
 
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e4m3"])
+def test_fp8_is_what_engines_mean_by_it(kv_dtype: str) -> None:
+    (group,) = load_model("qwen3-8b").layer_groups(1, 16, kv_dtype)
+    assert group.kv_dtype == "fp8_e4m3"
+
+
 @pytest.mark.parametrize("kv_dtype", [None, "auto", "fp16"])
 def test_an_automatic_kv_dtype_is_the_activations(tmp_path: Path, kv_dtype: str | None) -> None:
     (group,) = load(tmp_path, torch_dtype="float16").layer_groups(1, 16, kv_dtype)

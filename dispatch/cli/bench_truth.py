@@ -23,7 +23,7 @@ WRONG_STYLE = "bold red"
 @click.option("--model", default="qwen3-8b", show_default=True, help="A preset, or a config.json; a dense model.")
 @click.option("--tp", default=1, show_default=True, type=click.IntRange(min=1), help="Tensor-parallel ranks.")
 @click.option("--page-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens in a KV page.")
-@click.option("--kv-dtype", default="auto", show_default=True, help="auto (as the model), bf16, fp16 or fp8_e4m3.")
+@click.option("--kv-dtype", default="auto", show_default=True, help="auto (as the model), bf16, fp16 or fp8 (e4m3).")
 @click.option("--batches", default="1,8,32,128", show_default=True, help="Batch sizes.")
 @click.option("--mean-kv", default="1024,8192", show_default=True, help="Mean KV lengths, tokens.")
 @click.option("--layers", default=4, show_default=True, type=click.IntRange(min=1), help="Layers of the stack.")

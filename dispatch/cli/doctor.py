@@ -20,7 +20,7 @@ LIBRARIES = ("torch", "flashinfer-python", "nvidia-cudnn-frontend", "tokenspeed-
 @click.option("--model", default="qwen3-8b", show_default=True, help="A preset, or a Hugging Face config.json.")
 @click.option("--tp", default=1, show_default=True, type=click.IntRange(min=1), help="Tensor-parallel ranks.")
 @click.option("--page-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens in a KV page.")
-@click.option("--kv-dtype", default="auto", show_default=True, help="auto, bf16, fp16 or fp8_e4m3.")
+@click.option("--kv-dtype", default="auto", show_default=True, help="auto, bf16, fp16 or fp8 (e4m3).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for a program.")
 def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) -> None:
     """Say which GPU and libraries are here, and which backends serve a model's layers, or why not."""

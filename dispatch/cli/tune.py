@@ -28,7 +28,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--model", required=True, help="A preset, or a Hugging Face config.json.")
 @click.option("--tp", default=1, show_default=True, type=click.IntRange(min=1), help="Tensor-parallel ranks.")
 @click.option("--page-size", default=16, show_default=True, type=click.IntRange(min=1), help="Tokens in a KV page.")
-@click.option("--kv-dtype", default="auto", show_default=True, help="auto (as the model), bf16, fp16 or fp8_e4m3.")
+@click.option("--kv-dtype", default="auto", show_default=True, help="auto (as the model), bf16, fp16 or fp8 (e4m3).")
 @click.option(
     "--kv-capacity",
     type=click.IntRange(min=1),
