@@ -16,6 +16,12 @@ T = TypeVar("T")
 # their text, and a list of empty lists to 40.
 _MARK_BYTES = {b"{": 200, b"[": 80, b",": 40, b'"': 32, b":": 80}
 _MOST_TIMES = 16
+# The field that only files of this kind have, for whoever names a file of another.
+_KINDS = {
+    "plans": "a plan file, which `show` and `explain` read",
+    "runs": "a samples file, which `select` reads",
+    "quarantined": "a quarantine, which `doctor` lists",
+}
 _SMALL_BYTES = 1 << 20  # what is not worth a refusal
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = 60  # a mistyped name should still be recognised
@@ -92,12 +98,18 @@ def load(content: bytes) -> Any:
     return json.loads(content)
 
 
-def parse(content: bytes, path: Path, version: int, error: type[DispatchError]) -> dict[str, Any]:
-    """A JSON object from a file's content, of the format version given. Raises `error`, naming the file."""
+def parse(content: bytes, path: Path, holds: str, version: int, error: type[DispatchError]) -> dict[str, Any]:
+    """A JSON object from a file's content, of the kind that `holds` this field, and of the format version given.
+
+    Raises `error`, naming the file.
+    """
     try:
         body = mapping(load(content))
     except (ValueError, RecursionError) as problem:
         raise error(f"{path}: not JSON that can be read: {problem}") from None
+    for own, kind in _KINDS.items():
+        if own in body and own != holds:
+            raise error(f"{path}: this is {kind}")
     if body.get("format") != version:
         raise error(f"{path}: format: {shown(body.get('format'))}; this version reads {version}")
     return body

@@ -15,7 +15,7 @@ from dispatch.errors import PlanFileError
 from dispatch.key import check_key, digest
 from dispatch.plainjson import each, field, mapping, named, number, parse, sequence, shown, text, whole
 from dispatch.plan import DecidedBox, Excluded, StoredPlan
-from dispatch.readfile import read_file
+from dispatch.readfile import GZIP, read_file
 from dispatch.samples import Box
 
 FORMAT = 2  # since 2 with the skew of boxes
@@ -33,7 +33,9 @@ def read_plans(path: Path) -> tuple[StoredPlan, ...]:
         content = read_file(path)
     except OSError as error:
         raise PlanFileError(f"{path}: {error.strerror}") from None
-    body = parse(content, path, FORMAT, PlanFileError)
+    if content[:2] == GZIP:
+        raise PlanFileError(f"{path}: compressed, as samples are, which `select` reads, and plan files are not")
+    body = parse(content, path, "plans", FORMAT, PlanFileError)
     checksum = body.pop("checksum", None)
     try:
         if digest(body) != checksum:

@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 
 LARGEST_BYTES = 32 << 20  # far above what plans, samples and config.json files come to; a hostile one ends here
+GZIP = b"\x1f\x8b"  # how compressed content begins
 _PIECE_BYTES = 1 << 18  # read() makes room for all that it may return, however little there is
 
 

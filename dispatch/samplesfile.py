@@ -60,7 +60,7 @@ def read_samples(path: Path) -> tuple[Samples, ...]:
         content = _content(path)
     except (OSError, ValueError, zlib.error) as error:
         raise SamplesError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    body = parse(content, path, FORMAT, SamplesError)
+    body = parse(content, path, "runs", FORMAT, SamplesError)
     try:
         return field(body, "runs", lambda runs: each(runs, samples_from_json))
     except (ValueError, RecursionError) as error:
@@ -69,7 +69,7 @@ def read_samples(path: Path) -> tuple[Samples, ...]:
 
 def _content(path: Path) -> bytes:
     content = readfile.read_file(path, LARGEST_BYTES)
-    if content[:2] != b"\x1f\x8b":
+    if content[:2] != readfile.GZIP:
         return content
     largest = min(LARGEST_BYTES, _MOST_TIMES * len(content) + _SMALL_BYTES)
     unpacker = zlib.decompressobj(wbits=31)  # gzip's header and checksum too

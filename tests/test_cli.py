@@ -19,8 +19,9 @@ from dispatch.bench.faults import FaultResult
 from dispatch.cli import main
 from dispatch.decision import Reason
 from dispatch.isolation.quarantine import Quarantine
-from dispatch.planfile import read_plans
-from tests.make import TINY
+from dispatch.planfile import read_plans, write_plans
+from dispatch.samplesfile import write_samples
+from tests.make import TINY, make_key, make_plan, make_samples
 
 SMALL = ["--buckets", "1,2", "--max-seq-len", "256", "--page-size", "4"]
 
@@ -356,6 +357,25 @@ def test_a_file_that_is_no_plan_is_one_line(run, tmp_path, command, content):
     status, _, err = run(command, tmp_path / "x.json", *extra)
     assert (status, len(err.splitlines())) == (2, 1)
     assert str(tmp_path / "x.json") in err
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "said"),
+    [
+        ("show", "plan.samples.json.gz", "compressed, as samples are, which `select` reads, and plan files are not"),
+        ("show", "plan.samples.json", "this is a samples file, which `select` reads"),
+        ("show", "plan.quarantine", "this is a quarantine, which `doctor` lists"),
+        ("select", "plan.json", "this is a plan file, which `show` and `explain` read"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_what_it_is(run, tmp_path, command, name, said):
+    samples = make_samples()
+    write_plans(tmp_path / "plan.json", [make_plan(samples)])
+    write_samples(tmp_path / "plan.samples.json", [samples])
+    write_samples(tmp_path / "plan.samples.json.gz", [samples])
+    Quarantine(tmp_path / "plan.json", make_key()).add("torch_chunked", 2, "replay", Reason.FAILED, "killed")
+    status, _, err = run(command, tmp_path / name)
+    assert (status, err) == (2, f"Error: {tmp_path / name}: {said}\n")
 
 
 def test_without_a_stored_plan_show_says_what_to_do(run):

@@ -115,7 +115,7 @@ class Quarantine:
 def read_quarantine(path: Path) -> tuple[dict[str, Any], tuple[Quarantined, ...]]:
     """A file's key, and the candidates in it. Raises PlanFileError, naming the file, for whatever is wrong with it."""
     try:
-        body = parse(read_file(path), path, FORMAT, PlanFileError)
+        body = parse(read_file(path), path, "quarantined", FORMAT, PlanFileError)
         checksum = body.pop("checksum", None)
         if digest(body) != checksum:
             raise ValueError("checksum: the file was changed or damaged")
