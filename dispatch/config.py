@@ -11,6 +11,7 @@ from typing import Any
 
 from dispatch.option import Option, above_zero, backend_names, boolean, folder, fraction, one_of
 
+PREFIX = "DYN_DECODE_"
 ISOLATIONS = ("process", "none")
 OPTIONS = (
     Option(
@@ -136,6 +137,12 @@ def _rebuild(state: dict[str, Any]) -> DispatchConfig:
     """From a pickle that another version may have written: with defaults for what it lacks."""
     known = {field.name for field in fields(DispatchConfig)}
     return DispatchConfig(**{name: value for name, value in state.items() if name in known})
+
+
+def unknown_variables(env: Mapping[str, str] = os.environ) -> list[str]:
+    """Names that look like variables of ours and are none: nothing reads them."""
+    known = {option.env for option in OPTIONS}
+    return sorted(name for name in env if name.startswith(PREFIX) and name not in known)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

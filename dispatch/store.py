@@ -10,7 +10,7 @@ from typing import TypeVar
 import platformdirs
 from filelock import FileLock
 
-from dispatch.atomic import opened, set_aside
+from dispatch.atomic import check_writable, opened, set_aside
 from dispatch.errors import PlanFileError, SamplesError
 from dispatch.key import differences, digest
 from dispatch.plan import StoredPlan
@@ -50,6 +50,15 @@ class Store:
             write_samples(samples_path(path), [samples])
         write_plans(path, [plan])
         return path
+
+    def problem(self) -> str:
+        """Why no plan can be stored, or "". Makes the folder, as storing does."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            check_writable(self.folder / "plan.json")
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
     def lock(self, key: dict[str, object]) -> FileLock:
         """Held by the one process that tunes for this key. Raises OSError where the folder cannot be made."""

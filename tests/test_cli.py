@@ -233,6 +233,30 @@ def test_doctor_says_what_is_here_and_what_each_backend_serves(run):
     assert report["layers"][0]["backends"]["torch_sdpa"] == {"ok": True, "reason": ""}
 
 
+def test_doctor_says_why_no_plan_can_be_stored(run, tmp_path):
+    assert json.loads(ok(run("doctor", "--json")))["store_problem"] == ""
+    assert list((tmp_path / "cache" / "plans").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    env = {"DYN_DECODE_CACHE_DIR": str(tmp_path / "file")}
+    store = tmp_path / "file" / "plans"
+    assert f"store      {store} (no plan can be stored: Not a directory)\n" in ok(run("doctor", env=env))
+    assert json.loads(ok(run("doctor", "--json", env=env)))["store_problem"] == "Not a directory"
+
+
+def test_doctor_refuses_to_exclude_a_backend_that_does_not_exist(run):
+    status, out, err = run("doctor", env={"DYN_DECODE_EXCLUDE": "fa3,fa9"})
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert err.startswith("Error: DYN_DECODE_EXCLUDE: no backend 'fa9'; there are fa3, ")
+
+
+def test_doctor_names_a_variable_that_nothing_reads(run):
+    assert run("doctor")[2] == ""
+    status, out, err = run("doctor", "--json", env={"DYN_DECODE_TRESHOLD": "0.1"})
+    assert (status, len(err.splitlines())) == (0, 1)
+    assert err.startswith("warning: DYN_DECODE_TRESHOLD is set, and nothing reads it; there are DYN_DECODE_THRESHOLD, ")
+    assert json.loads(out)["enabled"] is False
+
+
 def test_bench_lookup_puts_the_table_beside_a_dict_in_one_run(run, monkeypatch):
     timings = lookup.run(rounds=1)
     monkeypatch.setattr(lookup, "run", lambda: timings)
@@ -261,7 +285,8 @@ BAD = [
     (["--kv-dtype", "int3"], {}, "int3"),
     (["--default", "fa9"], {}, "--default: no backend 'fa9'; there are fa3, "),
     (["--default", "torch_sdpa", "--dyn-decode-exclude", "torch_sdpa"], {}, "excluded by DYN_DECODE_EXCLUDE"),
-    (["--dyn_decode_exclude", "fa9"], {}, "no backend 'fa9'"),
+    (["--exclude", "fa9"], {"DYN_DECODE_EXCLUDE": "fa3"}, "Error: --dyn_decode_exclude: no backend 'fa9'"),
+    ([], {"DYN_DECODE_EXCLUDE": "fa9"}, "Error: DYN_DECODE_EXCLUDE: no backend 'fa9'"),
     (["--dyn-decode-exclude", "torch_sdpa,torch_chunked"], {}, "no backend serves this layer"),
     (["--dyn_decode_threshold", "nan"], {}, "--dyn_decode_threshold"),
     ([], {"DYN_DECODE_THRESHOLD": "nan"}, "DYN_DECODE_THRESHOLD='nan'"),

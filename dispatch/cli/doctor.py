@@ -29,16 +29,21 @@ def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) ->
     from dispatch.backends import registry
     from dispatch.bench.sanity import watch_for
     from dispatch.cli.render import console
-    from dispatch.config import DispatchConfig
+    from dispatch.config import OPTIONS, PREFIX, DispatchConfig, unknown_variables
     from dispatch.device import current_device
     from dispatch.isolation.quarantine import SUFFIX
     from dispatch.models import load_model
     from dispatch.store import Store
 
     config = DispatchConfig.from_env()
+    registry.check(config.exclude, "DYN_DECODE_EXCLUDE")
+    for name in unknown_variables():
+        known = ", ".join(option.env for option in OPTIONS if option.env.startswith(PREFIX))
+        click.echo(f"warning: {name} is set, and nothing reads it; there are {known}", err=True)
     device = current_device()
     groups = load_model(model).layer_groups(tp, page_size, kv_dtype)
     store, checks = Store(config.cache_dir), watch_for(device).describe()
+    unwritable = store.problem()
     held = [(path, *_quarantined(path)) for path in sorted(store.folder.glob(f"*{SUFFIX}"))]
     answers = [{name: registry.support(name, spec, device) for name in registry.names()} for spec in groups]
     if as_json:
@@ -47,6 +52,7 @@ def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) ->
             "libraries": {name: _installed(name) for name in LIBRARIES},
             "enabled": config.enabled,
             "store": str(store.folder),
+            "store_problem": unwritable,
             "checks": checks,
             "quarantined": [
                 {"file": str(path), "layer": layer, **asdict(q), "reason": q.reason.name}
@@ -65,7 +71,8 @@ def doctor(model: str, tp: int, page_size: int, kv_dtype: str, as_json: bool) ->
     out.print("libraries  " + ", ".join(f"{n} {_installed(n) or '(absent)'}" for n in LIBRARIES), highlight=False)
     switch = "on" if config.enabled else "off (set ENABLE_DYNAMIC_DECODE_BACKEND=1)"
     out.print(f"switch     {switch}", highlight=False)
-    out.print(f"store      {store.folder}", highlight=False)
+    where = f"{store.folder}" + (f" (no plan can be stored: {unwritable})" if unwritable else "")
+    out.print(f"store      {where}", highlight=False, markup=False, soft_wrap=True)
     out.print(f"checks     while tuning: {checks}", highlight=False)
     for path, layer, entries in held:
         for q in entries:

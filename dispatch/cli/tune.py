@@ -102,6 +102,8 @@ def tune(
     if out is not None:
         write_file(out, check_writable)
     config = DispatchConfig.from_env(**settings)
+    if settings["exclude"] is not None:
+        registry.check(config.exclude, "--dyn_decode_exclude")
     loaded = load_model(model)
     groups = loaded.layer_groups(tp, page_size, kv_dtype)
     device = current_device(kind)
