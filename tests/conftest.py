@@ -14,3 +14,4 @@ import torch
 # Read by Triton when its kernels are defined: without a GPU they run in its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.pop("COLUMNS", None)  # tables are as wide as in a pipe, wherever the tests run
