@@ -92,6 +92,14 @@ def test_where_todays_rule_chooses_another_one_that_is_said_and_its_verdicts_are
     assert "decision" not in answer
 
 
+def test_where_todays_rule_stays_with_the_default_that_is_said_without_a_losers_reason(tmp_path):
+    samples = make_samples()
+    plan = make_plan(samples)
+    boxes = tuple(replace(d, box=replace(d.box, candidate="torch_chunked")) for d in plan.boxes)
+    out = invoke("explain", put(tmp_path, replace(plan, boxes=boxes), samples), "-b", 1, "--kv", 1024)
+    assert "of the same samples this version makes the default torch_sdpa in the box" in out
+
+
 def test_where_todays_rule_draws_another_box_for_the_same_winner_the_verdicts_say_of_which_they_are(tmp_path):
     plan, samples = plan_of(make_samples(), mean_kv_max=140)
     out = invoke("explain", put(tmp_path, plan, samples), "-b", 1, "--kv", 128)

@@ -120,8 +120,9 @@ def _decided_again(stored: StoredPlan, regime: Regime | None) -> str:
 
     found = "no box here"
     if regime is not None:
-        reason, box = regime.decision.reason, regime.box
-        found = f"{escape(box.candidate)} ({reason.value}) in the box of {_bounds(box)}"
+        name, is_default = escape(regime.box.candidate), regime.box.candidate == stored.default
+        chosen = f"the default {name}" if is_default else f"{name} ({regime.decision.reason.value})"
+        found = f"{chosen} in the box of {_bounds(regime.box)}"
     version = stored.key.get("rule_version")
     whose = "" if version == RULE_VERSION else f"; its rule is version {escape(shown(version))}, ours {RULE_VERSION}"
     return f"the plan was decided otherwise: of the same samples this version makes {found}{whose}"
