@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -436,3 +437,17 @@ def test_explain_shows_a_log_ratio_as_a_difference_in_time():
 
     assert percent(math.log(0.8), sign=True) == "-20.0%"
     assert percent(math.log(1.25), sign=True) == "+25.0%"
+
+
+@pytest.mark.parametrize(("told", "threads"), [(None, 1), ("2", 2)])
+def test_a_cpu_is_measured_with_one_thread_unless_the_user_says_otherwise(told, threads):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    if told is not None:
+        environment["OMP_NUM_THREADS"] = told
+    lines = (
+        "import os, torch",
+        "from dispatch.cli.device import device_to_measure",
+        "print(device_to_measure('cpu').units, torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])",
+    )
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], env=environment, capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == ([str(threads)] * 3, "")

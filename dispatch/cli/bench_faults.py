@@ -22,14 +22,14 @@ def faults(fault: tuple[str, ...], kind: str | None, as_json: bool) -> None:
     from rich.text import Text
 
     from dispatch.bench.faults import FAULTS, run_fault
+    from dispatch.cli.device import device_to_measure
     from dispatch.cli.render import console
-    from dispatch.device import current_device
     from dispatch.errors import ConfigError
 
     for name in fault:
         if name not in FAULTS:
             raise ConfigError(f"no fault {name!r}; there are {', '.join(FAULTS)}")
-    device = current_device(kind)
+    device = device_to_measure(kind)
     results = []
     for name in fault or FAULTS:
         click.echo(f"{name} ...", err=True)

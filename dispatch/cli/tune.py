@@ -85,11 +85,11 @@ def tune(
     from dispatch.bench.phases import Phases
     from dispatch.bench.trace import read_traces
     from dispatch.cli.capacity import default_capacity
+    from dispatch.cli.device import device_to_measure
     from dispatch.cli.progress import progress_bar
     from dispatch.cli.render import console, phases_view
     from dispatch.cli.tuned import print_json, print_tables, write_out
     from dispatch.cli.write import write_file
-    from dispatch.device import current_device
     from dispatch.models import load_model
     from dispatch.obtain import obtain_plan, plan_from_file
     from dispatch.request import TuneRequest
@@ -106,7 +106,7 @@ def tune(
         registry.check(config.exclude, "--dyn_decode_exclude")
     loaded = load_model(model)
     groups = loaded.layer_groups(tp, page_size, kv_dtype)
-    device = current_device(kind)
+    device = device_to_measure(kind)
     most, longest = SERVED[device.kind]
     max_seq_len = max_seq_len or min(longest, loaded.max_position_embeddings)
     served = _buckets(buckets, max_batch_size, most)
