@@ -31,6 +31,7 @@ from tests.make import make_plan, make_samples
 from tests.vllm.test_decode import DEFAULT, LAYERS, OTHER, decoder, layer, metadata
 
 SDPA = "torch_sdpa"
+FULL = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
 
 
 def descs(*buckets):
@@ -46,8 +47,7 @@ def descs(*buckets):
 def builder(config):
     its = config()
     with set_current_vllm_config(its):
-        spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
-        return DynamicBuilder(spec, list(LAYERS), its, torch.device("cpu"))
+        return DynamicBuilder(FULL, list(LAYERS), its, torch.device("cpu"))
 
 
 def test_without_a_plan_the_metadata_is_vllms(builder):
@@ -287,7 +287,7 @@ def model_runner(builder, config, mode=CUDAGraphMode.FULL_AND_PIECEWISE, layers=
         vllm_config=config,
         cudagraph_manager=manager,
         attn_groups=[[group]],
-        kv_cache_config=SimpleNamespace(num_blocks=40),
+        kv_cache_config=SimpleNamespace(num_blocks=40, kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)]),
         device=torch.device("cpu"),
     )
 
@@ -321,6 +321,14 @@ def test_a_plan_is_asked_for_what_vllm_will_run_and_its_kernels_are_built(builde
     assert backends.names()[0] == "vllm_fa3"
     assert list(builder.decoder.steps) == [(4, OTHER)]
     assert served.decoders == [builder.decoder]
+
+
+def test_a_cache_of_several_dtypes_is_not_declared_finite(builder, config, planned):
+    its = model_runner(builder, config())
+    quantised = replace(FULL, dtype=torch.float8_e4m3fn)
+    its.kv_cache_config.kv_cache_groups.append(SimpleNamespace(kv_cache_spec=quantised))
+    prepare.prepare(its)
+    assert not planned[0][1].traits.finite_kv
 
 
 def test_what_cannot_be_built_loses_its_bucket_alone(builder, config, planned, monkeypatch, caplog):

@@ -17,6 +17,7 @@ from dispatch.engine.ranks import ALONE, Ranks
 from dispatch.plugins.vllm import leave_alone
 from dispatch.plugins.vllm.backend import DynamicBuilder
 from dispatch.plugins.vllm.build import decoders_of
+from dispatch.plugins.vllm.finite import is_finite
 from dispatch.plugins.vllm.graphs import Served, decode_descs
 from dispatch.plugins.vllm.layers import spec_of
 from dispatch.plugins.vllm.refusals import refusal, settings
@@ -72,7 +73,7 @@ def prepare(runner: GPUModelRunner) -> Served | None:
         config.model_config.max_model_len,
         capacity,
         settings(config),
-        traits=EngineTraits(finite_kv=not config.model_config.enable_sleep_mode),  # zeroed when it is allocated
+        traits=EngineTraits(finite_kv=is_finite(config, runner.kv_cache_config)),
     )
     ranks, backends = _ranks(request), registry()
     try:
