@@ -78,31 +78,69 @@ def test_fa3s_schedule_is_computed_only_where_fa3_serves_and_the_first_build_fin
     assert fast == [False, True, False, False, False]
 
 
-@pytest.mark.parametrize("fp8", [False, True])
-def test_vllms_own_layers_have_what_the_spec_is_made_of(monkeypatch, config, fp8):
+QUANT_FP8 = {"kv_cache_dtype": "fp8", "compilation_config": {"custom_ops": ["+quant_fp8"]}}
+"""An engine with an fp8 cache that may be ours."""
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Makes the layers of a model, with this configuration."""
     from vllm.model_executor.layers.attention import Attention
 
     from dispatch.plugins.vllm import register
 
     monkeypatch.setenv("ENABLE_DYNAMIC_DECODE_BACKEND", "1")
     register()
-    its = config(kv_cache_dtype="fp8" if fp8 else "auto")
-    with set_current_vllm_config(its), set_default_torch_dtype(torch.bfloat16):
-        made = [
-            Attention(32, 128, 0.1, num_kv_heads=8, cache_config=its.cache_config, prefix=f"model.layers.{i}.attn")
-            for i in range(2)
-        ]
-    layers = its.compilation_config.static_forward_context
-    for one in made:
+
+    def make(its):
+        with set_current_vllm_config(its, check_compile=True), set_default_torch_dtype(torch.bfloat16):
+            return [
+                Attention(32, 128, 0.1, num_kv_heads=8, cache_config=its.cache_config, prefix=f"model.layers.{i}.attn")
+                for i in range(2)
+            ]
+
+    return make
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_vllms_own_layers_have_what_the_spec_is_made_of(made, config, fp8):
+    its = config(**(QUANT_FP8 if fp8 else {}))
+    for one in made(its):
         assert type(one.impl) is DynamicImpl
         assert one.impl.quantises is fp8
         assert one.query_quant is None
         pages = torch.zeros(20, 16, 8, 256, dtype=torch.uint8 if fp8 else torch.bfloat16)
         one.kv_cache = (pages.view(torch.float8_e4m3fn) if fp8 else pages).transpose(1, 2)
+    layers = its.compilation_config.static_forward_context
     spec = spec_of(layers, list(layers), 16, "NHD")
     assert (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim_qk, spec.num_layers) == (32, 8, 128, 2)
     assert (spec.dtype, spec.kv_dtype) == ("bf16", "fp8_e4m3" if fp8 else "bf16")
     assert spec.kv_strides == (16 * 8 * 256, 8 * 256, 256)
+
+
+def test_layers_that_do_not_quantise_q_are_another_model_for_vllms_compile_cache(made, config, caplog):
+    """One that was compiled with the switch off would hand on a quantised Q."""
+    for _ in range(2):  # for a second engine of the process, vLLM has remembered the backend
+        its = config(**QUANT_FP8)
+        its.compilation_config.enabled_custom_ops.update(["quant_fp8"])  # that of another layer, say
+        part = its.with_hf_config(its.model_config.hf_config)  # as a model of several parts makes for each
+        before = [each.compute_hash() for each in (its, part)]
+        made(its)
+        assert not set(before) & {its.compute_hash(), part.compute_hash()}
+    assert "has no effect" not in caplog.text
+    its = config()
+    before = its.compute_hash()
+    made(its)
+    assert its.compute_hash() == before
+
+
+def test_the_layers_of_a_second_engine_that_is_refused_quantise_as_vllms_do(made, config):
+    made(config(**QUANT_FP8))
+    for one in made(config(kv_cache_dtype="fp8")):  # vLLM has remembered the backend
+        assert type(one.impl) is DynamicImpl
+        assert not one.impl.quantises
+        assert one.impl.supports_quant_query_input
+        assert one.query_quant is not None
 
 
 def test_a_layer_attends_with_what_its_metadata_names(builder, monkeypatch):

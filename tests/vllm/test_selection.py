@@ -156,13 +156,19 @@ def test_settings_that_cannot_be_read_are_told_at_start(switched_on, config, set
         backend_of(config(additional_config={"dynamic_decode": settings}))
 
 
-def test_over_an_fp8_cache_the_model_is_another_one_for_vllms_compile_cache(switched_on, config, monkeypatch):
-    # a layer does not quantise Q any more: a graph that was compiled with the switch off would hand on a quantised one
-    its = config(kv_cache_dtype="fp8")
-    before = its.compute_hash()
-    backend_of(its)
-    assert its.compute_hash() != before
-    other = config()
-    before = other.compute_hash()
-    backend_of(other)
-    assert other.compute_hash() == before
+OWN_KERNEL = ({"mode": 0}, {"custom_ops": ["+quant_fp8"]}, {"custom_ops": ["all"]})
+"""compilation_config's with which a layer's quantisation of Q is a kernel of its own."""
+
+
+@pytest.mark.parametrize("compilation", [{}, {"mode": 2}, {"custom_ops": ["all", "-quant_fp8"]}])
+def test_where_the_quantisation_of_q_is_fused_the_layers_are_vllms(switched_on, config, caplog, compilation):
+    with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
+        assert backend_of(config(kv_cache_dtype="fp8", compilation_config=compilation)) is FlashAttentionBackend
+    assert '{"custom_ops": ["+quant_fp8"]}' in caplog.text
+
+
+@pytest.mark.parametrize("compilation", OWN_KERNEL)
+def test_where_the_quantisation_of_q_is_a_kernel_of_its_own_it_may_be_ours(switched_on, config, compilation):
+    from dispatch.plugins.vllm.backend import DynamicBackend
+
+    assert backend_of(config(kv_cache_dtype="fp8", compilation_config=compilation)) is DynamicBackend

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from vllm import _custom_ops
+from vllm.config import get_current_vllm_config_or_none
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
@@ -15,6 +16,10 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from dispatch.plugins.vllm.decode import Decoder
+from dispatch.plugins.vllm.refusals import refusal
+
+QUANTISES = "dynamic_decode_quantises_q"
+"""Among a model's custom ops: see `_other_model`."""
 
 
 class DynamicBackend(FlashAttentionBackend):
@@ -57,13 +62,19 @@ class DynamicBuilder(FlashAttentionMetadataBuilder):
 
 class DynamicImpl(FlashAttentionImpl):
     """Over an fp8 cache FlashAttention-3 takes Q quantised, and other kernels do not: so it is quantised here, and not
-    by the layer, which asks `supports_quant_query_input` when it is made."""
+    by the layer, which asks `supports_quant_query_input` when it is made.
+
+    Not in a second engine of the process that is refused: vLLM remembers which backend the first one's layers got.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.quantises = self.supports_quant_query_input and self.kv_cache_dtype.startswith("fp8")
+        config = get_current_vllm_config_or_none()
+        is_fp8 = self.supports_quant_query_input and self.kv_cache_dtype.startswith("fp8")
+        self.quantises = is_fp8 and config is not None and not refusal(config)
         if self.quantises:
             self.supports_quant_query_input = False
+            _other_model(config.compilation_config)
 
     def forward(
         self,
@@ -88,6 +99,16 @@ class DynamicImpl(FlashAttentionImpl):
         return super().forward(
             layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
         )
+
+
+def _other_model(compilation: Any) -> None:
+    """Have vLLM's cache of compiled models take it for another one, as its layers hand on Q as it is.
+
+    Custom ops are part of the key, and the copies of a configuration that parts of a model are made with share them.
+    """
+    if f"+{QUANTISES}" not in compilation.custom_ops:
+        compilation.custom_ops.append(f"+{QUANTISES}")
+    compilation.enabled_custom_ops.update([QUANTISES])  # or vLLM warns that the model has no such op
 
 
 def _quantised(query: torch.Tensor, scale: torch.Tensor, heads_of_a_group: int) -> torch.Tensor:

@@ -12,10 +12,6 @@ from dispatch.plainjson import shown
 SETTINGS = "dynamic_decode"
 """Of additional_config: settings by the names of DispatchConfig's fields. The switch is the environment's."""
 
-QUANTISES = "dynamic_decode_quantises_q"
-"""Of additional_config, which is part of the key of vLLM's cache of compiled models: over an fp8 KV cache a layer hands
-on Q as it is, and the model is another one."""
-
 SPLITS = 32
 """What vLLM's full decode graphs are captured with, unless the user sets another number."""
 
@@ -57,8 +53,16 @@ def refusal(config: Any) -> str:
         return f"flash_attn_version={attention.flash_attn_version}"
     if attention.flash_attn_max_num_splits_for_cuda_graph != SPLITS:
         return f"flash_attn_max_num_splits_for_cuda_graph={attention.flash_attn_max_num_splits_for_cuda_graph}"
-    if config.cache_config.cache_dtype.startswith("fp8") and not isinstance(config.additional_config, dict):
-        return "an fp8 KV cache, and an additional_config that is no dict"
+    if config.cache_config.cache_dtype.startswith("fp8") and _fuses_quantisation(config.compilation_config):
+        apart = 'compilation_config={"custom_ops": ["+quant_fp8"]} keeps it a kernel of its own'
+        return f"over an fp8 KV cache torch.compile fuses the quantisation of Q with other kernels; {apart}"
     if config.model_config.enforce_eager:
         return "enforce_eager: no decode graphs"
     return ""
+
+
+def _fuses_quantisation(compilation: Any) -> bool:
+    """Whether a layer's quantisation of Q is part of other kernels, and would be a kernel more if it were ours."""
+    from vllm.config.compilation import CompilationMode
+
+    return compilation.mode != CompilationMode.NONE and not compilation.is_custom_op_enabled("quant_fp8")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dispatch.plugins.vllm import leave_alone
-from dispatch.plugins.vllm.refusals import QUANTISES, refusal, settings
+from dispatch.plugins.vllm.refusals import refusal, settings
 
 _said: set[str] = set()
 
@@ -34,6 +34,4 @@ def __getattr__(name: str) -> Any:
     from dispatch.plugins.vllm.runner import hook
 
     hook()
-    if config.cache_config.cache_dtype.startswith("fp8"):
-        config.additional_config[QUANTISES] = True
     return DynamicBackend
