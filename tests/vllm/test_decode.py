@@ -54,6 +54,7 @@ def layer(kv_cache=None, **changes):
             "dtype": torch.bfloat16,
             "kv_sharing_target_layer_name": None,
             "calculate_kv_scales": False,
+            "_q_scale_float": 1.0,
             "_k_scale_float": 1.0,
             "_v_scale_float": 1.0,
             "_k_scale": torch.ones(()),
@@ -99,6 +100,7 @@ def test_a_window_counts_the_current_token():
         ({"sinks": torch.ones(8)}, "attention sinks"),
         ({"vllm_flash_attn_version": 2}, "FlashAttention 2 serves the layer"),
         ({"kv_cache_dtype": "fp8", "_k_scale": torch.ones(2)}, "a scale for each head"),
+        ({"kv_cache_dtype": "fp8", "_q_scale_float": 0.5}, "a scale of 0.5 for Q"),
         ({"num_kv_heads": 4}, "a KV cache that is not"),
     ],
 )
@@ -229,6 +231,21 @@ def test_a_kernel_that_cannot_plan_is_not_used_again(monkeypatch, caplog):
     assert serving.steps == {}
     assert serving.chosen is None
     assert "bucket 4 keeps the default: torch_sdpa: ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("scale", ["_q_scale_float", "_k_scale_float", "_v_scale_float"])
+def test_after_weights_are_reloaded_with_other_scales_the_default_serves(caplog, scale):
+    serving = decoder()
+    serving.layers = [layer(), layer()]
+    assert serving.step(0, metadata((5, 60), 4)) is not None
+    setattr(serving.layers[1], scale, 0.5)
+    with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
+        assert serving.step(0, metadata((5, 60), 4)) is None
+        assert serving.step(0, metadata((5, 60), 4)) is None
+    assert serving.chosen is None
+    assert [record.message for record in caplog.records] == [
+        "decode-dispatch: the default serves every step: weights were reloaded with other scales"
+    ]
 
 
 # --- over vLLM's own cache

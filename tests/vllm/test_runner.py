@@ -361,6 +361,15 @@ def test_a_plan_is_asked_for_what_vllm_will_run_and_its_kernels_are_built(builde
     assert served.decoders == [builder.decoder]
 
 
+def test_over_an_fp8_cache_its_kernels_know_the_layers_whose_scales_they_have(builder, config, planned):
+    pages = torch.zeros(40, 2, 16, 128, dtype=torch.float8_e4m3fn)
+    layers = {name: layer(pages, kv_cache_dtype="fp8") for name in LAYERS}
+    prepare.prepare(model_runner(builder, config(**QUANT_FP8), layers=layers))
+    assert builder.decoder.layers == list(layers.values())
+    prepare.prepare(model_runner(builder, config()))
+    assert builder.decoder.layers == []
+
+
 def test_a_cache_of_several_dtypes_is_not_declared_finite(builder, config, planned):
     its = model_runner(builder, config())
     quantised = replace(FULL, dtype=torch.float8_e4m3fn)

@@ -58,8 +58,10 @@ def decoders_of(
     for gone in (tuple(each) for rank in ranks.share("what is built", failed) for each in rank):
         built.pop(gone, None)
     decoders = []
-    for i, (builder, choice) in enumerate(zip(builders, choices, strict=True)):
+    for i, (builder, spec, choice) in enumerate(zip(builders, specs, choices, strict=True)):
         steps = {(bucket, Candidate.parse(name)): step for (j, bucket, name), step in built.items() if j == i}
-        decoders.append(Decoder(choice.table or BackendPlan([1], []), choice.default, steps, ranks))
+        scaled = [layers[name] for name in builder.layer_names] if spec.kv_dtype == "fp8_e4m3" else []
+        table = choice.table or BackendPlan([1], [])
+        decoders.append(Decoder(table, choice.default, steps, ranks, scaled))
         builder.decoder = decoders[-1]
     return decoders

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from dispatch.engine.ranks import ALONE, Ranks
 from dispatch.engine.serving import ONE_STEP_S
 from dispatch.errors import one_line
 from dispatch.plugins.vllm import log
+from dispatch.plugins.vllm.layers import scales_of
 from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
 
@@ -73,7 +74,8 @@ class DecodeStep:
 class Decoder:
     """Of one layer group. `steps`: by bucket and candidate, the default's not among them.
 
-    `ranks`: those that must serve a step alike. `chosen`: what serves the step that was prepared last; None: the
+    `ranks`: those that must serve a step alike. `layers`: those over an fp8 cache, whose scales are in the kernels.
+    `chosen`: what serves the step that was prepared last; None: the
     default. Until it `serves`, graphs are captured: with what is `forced`. `replayed`: what it chooses is, and never
     a graph of the default instead.
     """
@@ -82,6 +84,7 @@ class Decoder:
     default: Candidate
     steps: dict[tuple[int, Candidate], DecodeStep]
     ranks: Ranks = ALONE
+    layers: Sequence[Any] = ()
     chosen: Candidate | None = None
     forced: Candidate | None = None
     serves: bool = False
@@ -109,6 +112,8 @@ class Decoder:
         if candidate is None or (bucket, candidate) not in self.steps:
             return None
         step = self.steps[bucket, candidate]
+        if self._rescaled(step.spec):
+            return None
         try:
             step.prepare(metadata, lengths)
         except Exception as error:
@@ -118,6 +123,15 @@ class Decoder:
             return None
         self.chosen = candidate
         return step
+
+    def _rescaled(self, spec: AttentionSpec) -> bool:
+        """Whether weights were reloaded with other scales than kernels were built with: then these serve no more."""
+        built = (1.0, spec.k_scale, spec.v_scale)
+        if all(scales_of(layer) == built for layer in self.layers):
+            return False
+        self.steps.clear()
+        log.warning("decode-dispatch: the default serves every step: weights were reloaded with other scales")
+        return True
 
     def _leave_out(self, bucket: int, candidate: Candidate, error: Exception) -> None:
         """A kernel that cannot plan is not used again, and the default serves; it has launched nothing yet."""

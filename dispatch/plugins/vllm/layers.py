@@ -27,6 +27,11 @@ def spec_of(layers: Mapping[str, Any], names: Sequence[str], block_size: int, la
     return specs.pop()
 
 
+def scales_of(layer: Any) -> tuple[float, float, float]:
+    """Of Q, K and V over an fp8 cache. They change where weights are reloaded."""
+    return layer._q_scale_float, layer._k_scale_float, layer._v_scale_float
+
+
 def _spec_of(layer: Any, num_layers: int, block_size: int, layout: str) -> AttentionSpec:
     impl, pages = layer.impl, layer.kv_cache
     if impl.attn_type != "decoder":
@@ -49,6 +54,8 @@ def _spec_of(layer: Any, num_layers: int, block_size: int, layout: str) -> Atten
         raise SpecError("scales of the KV cache that are calculated at run time")
     if is_fp8 and layer._k_scale.numel() + layer._v_scale.numel() != 2:
         raise SpecError("a KV cache with a scale for each head")
+    if is_fp8 and layer._q_scale_float != 1.0:
+        raise SpecError(f"a scale of {layer._q_scale_float:g} for Q: other kernels quantise it with 1")
     dtype = DTYPES.get(layer.dtype)
     if dtype is None:
         raise SpecError("activations that are neither bf16 nor fp16")
