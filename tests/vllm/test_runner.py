@@ -43,11 +43,14 @@ def descs(*buckets):
     }
 
 
-@pytest.fixture
-def builder(config):
-    its = config()
+def made_builder(its):
     with set_current_vllm_config(its):
         return DynamicBuilder(FULL, list(LAYERS), its, torch.device("cpu"))
+
+
+@pytest.fixture
+def builder(config):
+    return made_builder(config())
 
 
 def test_without_a_plan_the_metadata_is_vllms(builder):
@@ -62,20 +65,27 @@ def test_with_a_plan_a_decode_step_has_what_serves_it_and_a_prefill_has_not(buil
     assert builder.build_for_cudagraph_capture(metadata((5, 60), 4)).decode_dispatch is not None
 
 
-def test_fa3s_schedule_is_computed_only_where_fa3_serves_and_the_first_build_finds_the_window(monkeypatch, builder):
-    fast, build = [], FlashAttentionMetadataBuilder.build
+@pytest.fixture
+def schedules(monkeypatch):
+    """Of each of vLLM's builds, whether it computes FA3's schedule."""
+    computed, build = [], FlashAttentionMetadataBuilder.build
     monkeypatch.setattr(
-        FlashAttentionMetadataBuilder, "build", lambda self, *given: fast.append(given[2]) or build(self, *given)
+        FlashAttentionMetadataBuilder,
+        "build",
+        lambda self, *given: computed.append(not given[2]) or build(self, *given),
     )
+    return computed
+
+
+def test_fa3s_schedule_is_computed_only_where_fa3_serves_and_the_first_build_finds_the_window(schedules, builder):
     builder.decoder = decoder()
-    builder.decoder.rely_on([(4, OTHER)])
     assert builder.aot_sliding_window is None
     for lengths in ((5, 60), (5, 60), (100, 120)):  # the last ones are longer than the plan knows
         builder.build(0, metadata(lengths, 4))
     builder.build(0, metadata((5, 60), 4, prefill=True))
-    builder.decoder.replayed = False
+    builder.decoder.serves, builder.decoder.forced = False, OTHER  # while graphs are captured
     builder.build(0, metadata((5, 60), 4))
-    assert fast == [False, True, False, False, False]
+    assert schedules == [True, False, True, True, True]
 
 
 QUANT_FP8 = {"kv_cache_dtype": "fp8", "compilation_config": {"custom_ops": ["+quant_fp8"]}}
@@ -226,11 +236,11 @@ def test_a_replay_takes_the_graph_that_the_metadata_was_built_for(captured):
 
 
 def test_what_has_no_graph_is_not_chosen(captured, monkeypatch):
-    """Or the default's graph would be replayed, and read a schedule that was not computed for it."""
+    """Or it would be planned for nothing."""
     served, manager = captured()
     serving = served.decoders[0]
-    assert (sorted(bucket for bucket, _ in serving.steps), serving.replayed) == ([4, 8], True)
-    serving.serves = serving.replayed = False
+    assert sorted(bucket for bucket, _ in serving.steps) == [4, 8]
+    serving.serves = False
     looked = iter(["", "the budget is over"])  # of the variant at 4, and of another one at 8
     monkeypatch.setattr(served, "_over_budget", lambda seconds, mib: next(looked))
     monkeypatch.setattr(served, "_variants", lambda planned: {(OTHER,): {4}, (DEFAULT,): {8}})
@@ -239,18 +249,45 @@ def test_what_has_no_graph_is_not_chosen(captured, monkeypatch):
     assert list(serving.steps) == [(4, OTHER)]
     assert serving.step(0, metadata((5, 60, 7, 8, 9, 10, 11, 12), 8)) is None
     assert serving.step(0, metadata((5, 60), 4)) is not None
-    assert serving.replayed
 
 
-def test_of_several_layer_groups_none_can_know_what_is_replayed(captured):
-    served, manager = captured()
-    one, other = decoder(), decoder()
-    both = Served(served.choices * 2, [one, other], ALONE, DispatchConfig())
+@pytest.fixture
+def two_groups(captured, config):
+    """Builders and their manager, and Served after capture: both layer groups choose torch_sdpa at 4, or neither."""
+    builders = [made_builder(config()) for _ in range(2)]
+    for one in builders:
+        one.decoder = decoder()
+        one.build(0, metadata((5, 60), 4))
+    decoders = [one.decoder for one in builders]
+    both = Served(captured()[0].choices * 2, decoders, ALONE, DispatchConfig())
+    manager = Manager(decoders, 4)
+    manager.capture()
     both.capture(SimpleNamespace(cudagraph_manager=manager), lambda its: its.cudagraph_manager.capture())
-    assert one.serves
-    assert other.serves
-    assert not one.replayed
-    assert not other.replayed
+    return builders, manager, both
+
+
+def test_of_several_layer_groups_each_leaves_out_the_schedule_that_no_graph_reads(two_groups, schedules):
+    builders, manager, _ = two_groups
+    four = descs(4)[CUDAGraphMode.FULL][0]
+    for one in builders:
+        one.build(0, metadata((5, 60), 4))
+    assert manager.run_fullgraph(four) == (OTHER, OTHER)
+    assert schedules == [False, False]
+
+
+def test_where_no_graph_has_what_the_groups_chose_the_schedule_is_computed_for_the_defaults(two_groups, schedules):
+    (one, other), manager, both = two_groups
+    four = descs(4)[CUDAGraphMode.FULL][0]
+    other.decoder.steps.clear()  # it could not plan, say
+    del both.graphs[OTHER, None]  # for which memory was short
+    for each in (one, other):
+        each.build(0, metadata((5, 60), 4))
+    assert schedules == [False, True]
+    assert manager.run_fullgraph(four) == (None, None)
+    assert schedules == [False, True, True]
+    one.build(0, metadata((100, 120), 4))
+    assert manager.run_fullgraph(four) == (None, None)
+    assert schedules == [False, True, True, True]
 
 
 def test_a_capture_that_fails_leaves_vllms_graphs(captured, caplog):

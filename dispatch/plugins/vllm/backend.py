@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -49,14 +50,16 @@ class DynamicBuilder(FlashAttentionMetadataBuilder):
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> FlashAttentionMetadata:
-        decoder, unscheduled = self.decoder, False
+        decoder, build = self.decoder, super().build
         step = None if decoder is None else decoder.step(common_prefix_len, common_attn_metadata)
-        if decoder is not None and step is not None:
-            # FA3's schedule is for nobody then. But a first build finds out the window.
-            unscheduled = decoder.replayed and self.aot_sliding_window is not None
-        metadata = super().build(common_prefix_len, common_attn_metadata, fast_build or unscheduled)
-        if step is not None:
-            metadata.decode_dispatch = step
+        if decoder is None or step is None:
+            return build(common_prefix_len, common_attn_metadata, fast_build)
+        # FA3's schedule is for nobody, unless no graph has what all layer groups chose. A first build finds the window.
+        unscheduled = decoder.serves and self.aot_sliding_window is not None
+        metadata = build(common_prefix_len, common_attn_metadata, fast_build or unscheduled)
+        if unscheduled:
+            decoder.schedule = functools.partial(build, common_prefix_len, common_attn_metadata, fast_build)
+        metadata.decode_dispatch = step
         return metadata
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,9 +75,8 @@ class Decoder:
     """Of one layer group. `steps`: by bucket and candidate, the default's not among them.
 
     `ranks`: those that must serve a step alike. `layers`: those over an fp8 cache, whose scales are in the kernels.
-    `chosen`: what serves the step that was prepared last; None: the
-    default. Until it `serves`, graphs are captured: with what is `forced`. `replayed`: what it chooses is, and never
-    a graph of the default instead.
+    `chosen`: what serves the step that was prepared last; None: the default. `schedule`: computes what was left out of
+    that step's metadata, as only the default reads it. Until it `serves`, graphs are captured: with what is `forced`.
     """
 
     table: BackendPlan
@@ -88,17 +87,17 @@ class Decoder:
     chosen: Candidate | None = None
     forced: Candidate | None = None
     serves: bool = False
-    replayed: bool = False
+    schedule: Callable[[], Any] | None = None
 
-    def rely_on(self, captured: Iterable[tuple[int, Candidate | None]]) -> None:
-        """There are graphs of these alone, and no other layer group has a say in which one is replayed."""
+    def serve(self, captured: Iterable[tuple[int, Candidate | None]]) -> None:
+        """From now on, with what graphs were captured of."""
         kept = set(captured)
         self.steps = {key: step for key, step in self.steps.items() if key in kept}
-        self.replayed = True
+        self.serves = True
 
     def step(self, common_prefix_len: int, metadata: Any) -> DecodeStep | None:
         """What attends in the place of FlashAttention in the step of this CommonAttentionMetadata, or None."""
-        self.chosen = None
+        self.chosen = self.schedule = None
         is_decode = metadata.max_query_len == 1 and metadata.num_actual_tokens == metadata.num_reqs
         if not is_decode or common_prefix_len or metadata.causal is not True:
             return None

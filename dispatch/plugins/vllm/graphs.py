@@ -68,12 +68,8 @@ class Served:
         if not self.graphs:
             log.info("decode-dispatch: vLLM's own kernel serves every batch")
             return
-        for decoder in self.decoders:
-            decoder.serves = True
-        if len(self.decoders) == 1:  # of several, one cannot know what the others choose, and not all go together
-            self.decoders[0].rely_on(
-                (desc.num_reqs, variant[0]) for variant, graphs in self.graphs.items() for desc in graphs
-            )
+        for i, decoder in enumerate(self.decoders):
+            decoder.serve((desc.num_reqs, variant[i]) for variant, graphs in self.graphs.items() for desc in graphs)
         manager.run_fullgraph = functools.partial(self.run, manager, manager.run_fullgraph)
         mib, took = free - _free_mib(), monotonic() - start
         log.info("decode-dispatch: graphs beside the default's, in %.1f s and %d MiB: %s", took, mib, self.describe())
@@ -81,7 +77,10 @@ class Served:
     def run(self, manager: Any, run_fullgraph: Any, desc: Any) -> Any:
         """The graph that was captured for what serves this step."""
         graphs = self.graphs.get(tuple(decoder.chosen for decoder in self.decoders))
-        if graphs is None or desc not in graphs:
+        if graphs is None or desc not in graphs:  # of several layer groups, none knows what the others choose
+            for decoder in self.decoders:
+                if decoder.schedule is not None:
+                    decoder.schedule()
             return run_fullgraph(desc)
         own, manager.graphs = manager.graphs, graphs
         try:
