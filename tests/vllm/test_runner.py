@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,7 @@ from dispatch.plugins.vllm import graphs, prepare, runner
 from dispatch.plugins.vllm.backend import DynamicBuilder, DynamicImpl
 from dispatch.plugins.vllm.graphs import Served, decode_descs
 from dispatch.plugins.vllm.layers import spec_of
+from dispatch.plugins.vllm.memory import PEAK
 from dispatch.samples import Box
 from tests.make import make_plan, make_samples
 from tests.vllm.test_decode import DEFAULT, LAYERS, OTHER, decoder, layer, metadata
@@ -188,7 +190,7 @@ class Manager:
 @pytest.fixture
 def captured(monkeypatch):
     """Served after capture, and its manager: torch_sdpa in a box of buckets 4 and 8, of 3."""
-    monkeypatch.setattr(graphs, "_free_mib", lambda: 10_000.0)
+    monkeypatch.setattr(graphs, "free_mib", lambda: 10_000.0)
 
     def made(config=None, buckets=(2, 4, 8), built=(4, 8)):
         plan = make_plan(
@@ -198,7 +200,8 @@ def captured(monkeypatch):
         serving = decoder()
         serving.serves = False
         serving.steps |= {(8, OTHER): serving.steps[4, OTHER]} if 8 in built else {}
-        served = Served([Choice(DEFAULT, plan, plan.table())], [serving], ALONE, config or DispatchConfig())
+        builders = [SimpleNamespace(decoder=serving)]
+        served = Served([Choice(DEFAULT, plan, plan.table())], builders, ALONE, config or DispatchConfig())
         manager = Manager([serving], *buckets)
         its = SimpleNamespace(cudagraph_manager=manager)
         manager.capture()
@@ -242,7 +245,7 @@ def test_what_has_no_graph_is_not_chosen(captured, monkeypatch):
     assert sorted(bucket for bucket, _ in serving.steps) == [4, 8]
     serving.serves = False
     looked = iter(["", "the budget is over"])  # of the variant at 4, and of another one at 8
-    monkeypatch.setattr(served, "_over_budget", lambda seconds, mib: next(looked))
+    monkeypatch.setattr(served, "_over_time", lambda seconds: next(looked))
     monkeypatch.setattr(served, "_variants", lambda planned: {(OTHER,): {4}, (DEFAULT,): {8}})
     served.graphs.clear()
     served.capture(SimpleNamespace(cudagraph_manager=manager), lambda its: its.cudagraph_manager.capture())
@@ -258,9 +261,8 @@ def two_groups(captured, config):
     for one in builders:
         one.decoder = decoder()
         one.build(0, metadata((5, 60), 4))
-    decoders = [one.decoder for one in builders]
-    both = Served(captured()[0].choices * 2, decoders, ALONE, DispatchConfig())
-    manager = Manager(decoders, 4)
+    both = Served(captured()[0].choices * 2, builders, ALONE, DispatchConfig())
+    manager = Manager(both.decoders, 4)
     manager.capture()
     both.capture(SimpleNamespace(cudagraph_manager=manager), lambda its: its.cudagraph_manager.capture())
     return builders, manager, both
@@ -294,7 +296,6 @@ def test_a_capture_that_fails_leaves_vllms_graphs(captured, caplog):
     served, manager = captured()
     own = dict(manager.graphs)
     served.graphs.clear()
-    served.decoders[0].serves = False
 
     def fails(its):
         raise RuntimeError("out of memory")
@@ -304,22 +305,14 @@ def test_a_capture_that_fails_leaves_vllms_graphs(captured, caplog):
     assert "torch_sdpa and what follows keep the default: RuntimeError: out of memory" in caplog.text
     assert manager.graphs == own
     assert served.graphs == {}
-    assert served.decoders[0].step(0, metadata((5, 60), 4)) is None
     assert manager._capture_descs == descs(2, 4, 8)
-    assert served.decoders[0].forced is None
 
 
-@pytest.mark.parametrize("setting", ["capture_budget_mib", "memory"])
-def test_beyond_its_budget_nothing_more_is_captured(captured, monkeypatch, caplog, setting):
-    if setting == "memory":
-        monkeypatch.setattr(graphs, "SPARE_MIB", 20_000)
-    else:
-        free = iter(range(100_000, 0, -5_000))
-        monkeypatch.setattr(graphs, "_free_mib", lambda: float(next(free)))
+def test_beyond_its_time_nothing_more_is_captured(captured, caplog):
     with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
-        served, _ = captured()
+        served, _ = captured(DispatchConfig(capture_budget_s=1e-9))
     assert served.graphs == {}
-    assert "torch_sdpa and what follows keep the default" in caplog.text
+    assert "torch_sdpa and what follows keep the default: the 1e-09 s for graphs are over" in caplog.text
 
 
 def test_decode_steps_are_what_has_one_token_of_each_request():
@@ -335,9 +328,10 @@ def test_decode_steps_are_what_has_one_token_of_each_request():
 
 @pytest.fixture
 def vllms_own(monkeypatch):
-    """vLLM's capture_model, in the place of which the hook comes; it says that it was called."""
+    """vLLM's capture_model and profile_run, in whose place the hook comes; the former says that it was called."""
     calls = []
     monkeypatch.setattr(GPUModelRunner, "capture_model", lambda self: calls.append(self) or 7)
+    monkeypatch.setattr(GPUModelRunner, "profile_run", lambda self: None)
     runner.hook()
     runner.hook()
     return calls
@@ -364,6 +358,7 @@ def model_runner(builder, config, mode=CUDAGraphMode.FULL_AND_PIECEWISE, layers=
         attn_groups=[[group]],
         kv_cache_config=SimpleNamespace(num_blocks=40, kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)]),
         device=torch.device("cpu"),
+        **{PEAK: 3000.0},
     )
 
 
@@ -379,6 +374,8 @@ def planned(monkeypatch):
         )
         return [Choice(Candidate("torch_chunked"), plan, plan.table())]
 
+    free = count(10_000, -100)
+    monkeypatch.setattr(prepare, "free_mib", lambda: float(next(free)))
     monkeypatch.setattr(prepare, "choose", choose)
     monkeypatch.setattr(prepare, "get_tp_group", lambda: SimpleNamespace(world_size=1))
     monkeypatch.setitem(prepare.OURS, SDPA, "dispatch.backends.torch_sdpa:TorchSdpa")
@@ -396,6 +393,7 @@ def test_a_plan_is_asked_for_what_vllm_will_run_and_its_kernels_are_built(builde
     assert backends.names()[0] == "vllm_fa3"
     assert list(builder.decoder.steps) == [(4, OTHER)]
     assert served.decoders == [builder.decoder]
+    assert (served.built_mib, served.spare_mib) == (100, 3512)
 
 
 def test_over_an_fp8_cache_its_kernels_know_the_layers_whose_scales_they_have(builder, config, planned):
@@ -437,6 +435,15 @@ def test_what_gives_other_numbers_over_vllms_cache_loses_its_bucket_alone(
     with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
         assert prepare.prepare(model_runner(builder, config())).decoders[0].steps == {}
     assert "bucket 4: torch_sdpa is not used: MeasureError: row" in caplog.text
+
+
+def test_where_vllm_did_not_profile_its_memory_it_is_left_alone(builder, config, planned, caplog):
+    its = model_runner(builder, config())
+    delattr(its, PEAK)
+    with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
+        assert prepare.prepare(its) is None
+    assert not planned
+    assert "has not profiled" in caplog.text
 
 
 def test_a_builder_of_another_kind_is_left_alone(builder, config, planned, caplog):

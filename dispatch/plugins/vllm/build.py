@@ -22,7 +22,7 @@ from dispatch.spec import AttentionSpec
 from dispatch.workspace import Workspaces
 
 
-def decoders_of(
+def give_decoders(
     builders: Sequence[DynamicBuilder],
     specs: Sequence[AttentionSpec],
     choices: Sequence[Choice],
@@ -31,8 +31,8 @@ def decoders_of(
     device: torch.device,
     ranks: Ranks,
     layers: Mapping[str, Any],
-) -> list[Decoder]:
-    """One for each builder, with what its plan names, where it is built and right on all ranks."""
+) -> None:
+    """Give each builder its decoder, with what its plan names, where it is built and right on all ranks."""
     scratch, wanted = Workspaces(device), []
     for i, choice in enumerate(choices):
         boxes = [] if choice.plan is None else [decided.box for decided in choice.plan.boxes]
@@ -57,11 +57,8 @@ def decoders_of(
             failed.append([i, bucket, str(candidate)])
     for gone in (tuple(each) for rank in ranks.share("what is built", failed) for each in rank):
         built.pop(gone, None)
-    decoders = []
     for i, (builder, spec, choice) in enumerate(zip(builders, specs, choices, strict=True)):
         steps = {(bucket, Candidate.parse(name)): step for (j, bucket, name), step in built.items() if j == i}
         scaled = [layers[name] for name in builder.layer_names] if spec.kv_dtype == "fp8_e4m3" else []
         table = choice.table or BackendPlan([1], [])
-        decoders.append(Decoder(table, choice.default, steps, ranks, scaled))
-        builder.decoder = decoders[-1]
-    return decoders
+        builder.decoder = Decoder(table, choice.default, steps, ranks, scaled)

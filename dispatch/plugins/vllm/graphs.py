@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-import torch
 from vllm.config.compilation import CUDAGraphMode
 
 from dispatch.candidate import Candidate
@@ -18,9 +17,7 @@ from dispatch.engine.variants import Variant, extra_variants
 from dispatch.errors import one_line
 from dispatch.plugins.vllm import log
 from dispatch.plugins.vllm.decode import Decoder
-
-MIB = 1 << 20
-SPARE_MIB = 512  # left free for what vLLM allocates while it serves
+from dispatch.plugins.vllm.memory import SPARE_MIB, free_mib
 
 
 class Served:
@@ -28,20 +25,32 @@ class Served:
 
     A bucket's graphs cannot read lengths, but the host knows them before it replays one: so there is one for each
     variant, and `run` takes the one that the step's metadata was built for.
+
+    `builders`: which have the decoders. `built_mib`: what their kernels hold. `spare_mib`: to be left free.
     """
 
-    def __init__(self, choices: Sequence[Choice], decoders: Sequence[Decoder], ranks: Ranks, config: DispatchConfig):
-        self.choices, self.decoders, self.ranks, self.config = choices, decoders, ranks, config
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        builders: Sequence[Any],
+        ranks: Ranks,
+        config: DispatchConfig,
+        built_mib: float = 0.0,
+        spare_mib: float = SPARE_MIB,
+    ) -> None:
+        self.choices, self.builders, self.ranks, self.config = choices, builders, ranks, config
+        self.built_mib, self.spare_mib = built_mib, spare_mib
+        self.decoders: list[Decoder] = [builder.decoder for builder in builders]
         self.graphs: dict[tuple[Candidate | None, ...], dict[Any, Any]] = {}
 
     def capture(self, runner: Any, capture_model: Callable[[Any], int]) -> None:
         """Capture each bucket once more for each variant of it, and have `run` choose at each replay."""
         manager = runner.cudagraph_manager
         own, planned = manager.graphs, manager._capture_descs
-        start, free = monotonic(), _free_mib()
+        start, free = monotonic(), free_mib() + self.built_mib
         try:
             for variant, buckets in self._variants(decode_descs(planned)).items():
-                over = self._over_budget(monotonic() - start, free - _free_mib())
+                over = self._over_time(monotonic() - start) or self._over_memory(free)
                 if why := self.ranks.agreed("another variant is captured", over):
                     log.warning("decode-dispatch: %s and what follows keep the default: %s", _named(variant), why)
                     break
@@ -52,26 +61,32 @@ class Served:
                     decoder.forced = candidate
                 wanted = [desc for desc in decode_descs(planned) if desc.num_reqs in buckets]
                 manager.graphs, manager._capture_descs = {}, {CUDAGraphMode.FULL: wanted}
-                failed = ""
                 try:
                     capture_model(runner)
+                    failed = self._over_memory(free)
                 except Exception as error:
                     failed = one_line(error)
                 if why := self.ranks.agreed("another variant was captured", failed):
                     log.warning("decode-dispatch: %s and what follows keep the default: %s", _named(variant), why)
                     break
                 self.graphs[forced] = manager.graphs
+        except BaseException:
+            self.graphs.clear()
+            raise
         finally:
             manager.graphs, manager._capture_descs = own, planned
-            for decoder in self.decoders:
-                decoder.forced = None
+            for builder in self.builders:
+                builder.decoder.forced = None
+                if not self.graphs:  # nothing serves: its kernels and their scratch go
+                    builder.decoder = None
         if not self.graphs:
+            self.decoders.clear()
             log.info("decode-dispatch: vLLM's own kernel serves every batch")
             return
         for i, decoder in enumerate(self.decoders):
             decoder.serve((desc.num_reqs, variant[i]) for variant, graphs in self.graphs.items() for desc in graphs)
         manager.run_fullgraph = functools.partial(self.run, manager, manager.run_fullgraph)
-        mib, took = free - _free_mib(), monotonic() - start
+        mib, took = free - free_mib(), monotonic() - start
         log.info("decode-dispatch: graphs beside the default's, in %.1f s and %d MiB: %s", took, mib, self.describe())
 
     def run(self, manager: Any, run_fullgraph: Any, desc: Any) -> Any:
@@ -96,12 +111,15 @@ class Served:
             for variant, graphs in self.graphs.items()
         )
 
-    def _over_budget(self, seconds: float, mib: float) -> str:
-        if seconds > self.config.capture_budget_s:
-            return f"the {self.config.capture_budget_s:g} s for graphs are over"
-        if mib > self.config.capture_budget_mib:
-            return f"the {self.config.capture_budget_mib:g} MiB for graphs are over"
-        return "" if _free_mib() > SPARE_MIB else f"less than {SPARE_MIB} MiB are free"
+    def _over_time(self, seconds: float) -> str:
+        budget = self.config.capture_budget_s
+        return f"the {budget:g} s for graphs are over" if seconds > budget else ""
+
+    def _over_memory(self, free_before_mib: float) -> str:
+        free, budget = free_mib(), self.config.capture_budget_mib
+        if free_before_mib - free > budget:
+            return f"the {budget:g} MiB for graphs are over"
+        return "" if free > self.spare_mib else f"{free:.0f} MiB are free, and vLLM needs {self.spare_mib:.0f}"
 
     def _variants(self, descs: Sequence[Any]) -> dict[Variant, set[int]]:
         """Each variant, and the buckets that want it."""
@@ -121,10 +139,6 @@ class Served:
 def decode_descs(planned: Mapping[Any, Sequence[Any]]) -> list[Any]:
     """Of what vLLM captures, the full graphs of decode steps: one token of each request."""
     return [desc for desc in planned.get(CUDAGraphMode.FULL, ()) if desc.uniform_token_count == 1]
-
-
-def _free_mib() -> float:
-    return torch.cuda.mem_get_info()[0] / MIB
 
 
 def _named(variant: Iterable[Candidate]) -> str:

@@ -16,10 +16,11 @@ from dispatch.engine.choose import choose, patience_s
 from dispatch.engine.ranks import ALONE, Ranks
 from dispatch.plugins.vllm import leave_alone
 from dispatch.plugins.vllm.backend import DynamicBuilder
-from dispatch.plugins.vllm.build import decoders_of
+from dispatch.plugins.vllm.build import give_decoders
 from dispatch.plugins.vllm.finite import is_finite
 from dispatch.plugins.vllm.graphs import Served, decode_descs
 from dispatch.plugins.vllm.layers import spec_of
+from dispatch.plugins.vllm.memory import free_mib, spare_mib
 from dispatch.plugins.vllm.refusals import refusal, settings
 from dispatch.request import TuneRequest
 from dispatch.traits import EngineTraits
@@ -46,6 +47,10 @@ def prepare(runner: GPUModelRunner) -> Served | None:
         return None
     if not manager.cudagraph_mode.separate_routine() or not decode_descs(manager._capture_descs):
         leave_alone("no full graphs of decode steps alone are captured")
+        return None
+    spare = spare_mib(runner)
+    if spare is None:
+        leave_alone("vLLM has not profiled how much memory it takes to run")
         return None
     builders = [
         builder
@@ -81,11 +86,13 @@ def prepare(runner: GPUModelRunner) -> Served | None:
             choices = choose(groups, request, current_device(), backends, "", ranks)
             if all(choice.plan is None for choice in choices):
                 return None
-            decoders = decoders_of(builders, specs, choices, request, backends, runner.device, ranks, layers)
+            free = free_mib()
+            give_decoders(builders, specs, choices, request, backends, runner.device, ranks, layers)
+            built = free - free_mib()
     except BaseException as error:
         ranks.give_up(error)
         raise
-    return Served(choices, decoders, ranks, request.config)
+    return Served(choices, builders, ranks, request.config, built, spare)
 
 
 def _ranks(request: TuneRequest) -> Ranks:

@@ -1,4 +1,4 @@
-"""Where vLLM's model runner lets a plan come in: before it captures graphs, and after."""
+"""Where vLLM's model runner lets a plan come in: before it captures graphs, and after; and what it takes to run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from dispatch.errors import DispatchError, one_line
 from dispatch.plugins.vllm import leave_alone
+from dispatch.plugins.vllm.memory import note_activations
 from dispatch.plugins.vllm.prepare import prepare
 
 
 def hook() -> None:
     """Have `prepare` run before graphs are captured, and `capture` behind it. A second call changes nothing."""
-    original = GPUModelRunner.capture_model
+    original, profile = GPUModelRunner.capture_model, GPUModelRunner.profile_run
     if hasattr(original, "decode_dispatch"):
         return
 
@@ -26,8 +27,13 @@ def hook() -> None:
             _tried(served.capture, self, original)
         return taken
 
+    @functools.wraps(profile)
+    def profile_run(self: GPUModelRunner) -> None:
+        profile(self)
+        _tried(note_activations, self)
+
     capture_model.decode_dispatch = True  # type: ignore[attr-defined]
-    GPUModelRunner.capture_model = capture_model
+    GPUModelRunner.capture_model, GPUModelRunner.profile_run = capture_model, profile_run
 
 
 def _tried(work: Any, *args: Any) -> Any:
