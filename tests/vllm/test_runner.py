@@ -375,7 +375,8 @@ def planned(monkeypatch):
         return [Choice(Candidate("torch_chunked"), plan, plan.table())]
 
     free = count(10_000, -100)
-    monkeypatch.setattr(prepare, "free_mib", lambda: float(next(free)))
+    for module in (prepare, graphs):
+        monkeypatch.setattr(module, "free_mib", lambda: float(next(free)))
     monkeypatch.setattr(prepare, "choose", choose)
     monkeypatch.setattr(prepare, "get_tp_group", lambda: SimpleNamespace(world_size=1))
     monkeypatch.setitem(prepare.OURS, SDPA, "dispatch.backends.torch_sdpa:TorchSdpa")
@@ -435,6 +436,15 @@ def test_what_gives_other_numbers_over_vllms_cache_loses_its_bucket_alone(
     with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
         assert prepare.prepare(model_runner(builder, config())).decoders[0].steps == {}
     assert "bucket 4: torch_sdpa is not used: MeasureError: row" in caplog.text
+
+
+def test_kernels_that_leave_vllm_too_little_are_given_back_before_it_captures(builder, config, planned, caplog):
+    its = model_runner(builder, config())
+    setattr(its, PEAK, 9_400.0)
+    with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
+        assert prepare.prepare(its) is None
+    assert builder.decoder is None
+    assert "9800 MiB are free, and vLLM needs 9912" in caplog.text
 
 
 def test_where_vllm_did_not_profile_its_memory_it_is_left_alone(builder, config, planned, caplog):

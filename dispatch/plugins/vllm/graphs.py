@@ -50,7 +50,7 @@ class Served:
         start, free = monotonic(), free_mib() + self.built_mib
         try:
             for variant, buckets in self._variants(decode_descs(planned)).items():
-                over = self._over_time(monotonic() - start) or self._over_memory(free)
+                over = self._over_time(monotonic() - start) or self.over_memory(free)
                 if why := self.ranks.agreed("another variant is captured", over):
                     log.warning("decode-dispatch: %s and what follows keep the default: %s", _named(variant), why)
                     break
@@ -63,7 +63,7 @@ class Served:
                 manager.graphs, manager._capture_descs = {}, {CUDAGraphMode.FULL: wanted}
                 try:
                     capture_model(runner)
-                    failed = self._over_memory(free)
+                    failed = self.over_memory(free)
                 except Exception as error:
                     failed = one_line(error)
                 if why := self.ranks.agreed("another variant was captured", failed):
@@ -75,12 +75,11 @@ class Served:
             raise
         finally:
             manager.graphs, manager._capture_descs = own, planned
-            for builder in self.builders:
-                builder.decoder.forced = None
-                if not self.graphs:  # nothing serves: its kernels and their scratch go
-                    builder.decoder = None
+            for decoder in self.decoders:
+                decoder.forced = None
+            if not self.graphs:
+                self.give_back()
         if not self.graphs:
-            self.decoders.clear()
             log.info("decode-dispatch: vLLM's own kernel serves every batch")
             return
         for i, decoder in enumerate(self.decoders):
@@ -88,6 +87,12 @@ class Served:
         manager.run_fullgraph = functools.partial(self.run, manager, manager.run_fullgraph)
         mib, took = free - free_mib(), monotonic() - start
         log.info("decode-dispatch: graphs beside the default's, in %.1f s and %d MiB: %s", took, mib, self.describe())
+
+    def give_back(self) -> None:
+        """Nothing serves: kernels and their scratch go."""
+        self.decoders.clear()
+        for builder in self.builders:
+            builder.decoder = None
 
     def run(self, manager: Any, run_fullgraph: Any, desc: Any) -> Any:
         """The graph that was captured for what serves this step."""
@@ -115,7 +120,8 @@ class Served:
         budget = self.config.capture_budget_s
         return f"the {budget:g} s for graphs are over" if seconds > budget else ""
 
-    def _over_memory(self, free_before_mib: float) -> str:
+    def over_memory(self, free_before_mib: float) -> str:
+        """ "" or why there is too little for more. `free_before_mib`: before kernels were built."""
         free, budget = free_mib(), self.config.capture_budget_mib
         if free_before_mib - free > budget:
             return f"the {budget:g} MiB for graphs are over"

@@ -88,11 +88,15 @@ def prepare(runner: GPUModelRunner) -> Served | None:
                 return None
             free = free_mib()
             give_decoders(builders, specs, choices, request, backends, runner.device, ranks, layers)
-            built = free - free_mib()
+            served = Served(choices, builders, ranks, request.config, free - free_mib(), spare)
+            if why := ranks.agreed("kernels are built", served.over_memory(free)):
+                served.give_back()  # before vLLM captures its own graphs
+                leave_alone(why)
+                return None
     except BaseException as error:
         ranks.give_up(error)
         raise
-    return Served(choices, builders, ranks, request.config, built, spare)
+    return served
 
 
 def _ranks(request: TuneRequest) -> Ranks:
