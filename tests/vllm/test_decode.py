@@ -45,6 +45,7 @@ def layer(kv_cache=None, **changes):
         "sinks": None,
         "kv_cache_dtype": "auto",
         "vllm_flash_attn_version": 3,
+        "q_stride": None,
     }
     own = {name: changes.pop(name) for name in list(changes) if name not in impl}
     return SimpleNamespace(

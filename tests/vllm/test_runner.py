@@ -128,6 +128,21 @@ def test_vllms_own_layers_have_what_the_spec_is_made_of(made, config, fp8):
     assert (spec.num_qo_heads, spec.num_kv_heads, spec.head_dim_qk, spec.num_layers) == (32, 8, 128, 2)
     assert (spec.dtype, spec.kv_dtype) == ("bf16", "fp8_e4m3" if fp8 else "bf16")
     assert spec.kv_strides == (16 * 8 * 256, 8 * 256, 256)
+    assert spec.q_stride is None
+
+
+def test_how_far_apart_queries_lie_is_seen_in_vllms_profiling_run(made, config):
+    its = config()
+    qkv = torch.zeros(6, (32 + 2 * 8) * 128, dtype=torch.bfloat16)
+    for one in made(its):
+        one.kv_cache = torch.zeros(20, 16, 8, 256, dtype=torch.bfloat16).transpose(1, 2)
+        q, out = qkv[:, : 32 * 128].view(6, 32, 128), torch.zeros(6, 32, 128, dtype=torch.bfloat16)
+        one.impl.forward(one, q, None, None, one.kv_cache, None, out)
+    layers = its.compilation_config.static_forward_context
+    assert spec_of(layers, list(layers), 16, "NHD").q_stride == 48 * 128
+    for one in layers.values():
+        one.impl.forward(one, q.contiguous(), None, None, one.kv_cache, None, out)
+    assert spec_of(layers, list(layers), 16, "NHD").q_stride is None
 
 
 def test_layers_that_do_not_quantise_q_are_another_model_for_vllms_compile_cache(made, config, caplog):
@@ -281,7 +296,7 @@ def test_where_no_graph_has_what_the_groups_chose_the_schedule_is_computed_for_t
     (one, other), manager, both = two_groups
     four = descs(4)[CUDAGraphMode.FULL][0]
     other.decoder.steps.clear()  # it could not plan, say
-    del both.graphs[OTHER, None]  # for which memory was short
+    assert set(both.graphs) == {(OTHER, OTHER)}
     for each in (one, other):
         each.build(0, metadata((5, 60), 4))
     assert schedules == [False, True]

@@ -68,7 +68,10 @@ class DynamicImpl(FlashAttentionImpl):
     by the layer, which asks `supports_quant_query_input` when it is made.
 
     Not in a second engine of the process that is refused: vLLM remembers which backend the first one's layers got.
+    `q_stride`: elements from one token's Q to the next one's; None where Q is dense. Known from the profiling run on.
     """
+
+    q_stride: int | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -96,6 +99,8 @@ class DynamicImpl(FlashAttentionImpl):
             rows = attn_metadata.num_actual_tokens
             step.attend(query[:rows], kv_cache, output[:rows])
             return output
+        if attn_metadata is None:
+            self.q_stride = None if query.is_contiguous() else query.stride(0)
         if self.quantises:
             self.supports_quant_query_input = True  # the base class now takes the scale of Q
             query = _quantised(query, layer._q_scale, self.num_queries_per_kv)

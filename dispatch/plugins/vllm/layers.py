@@ -74,6 +74,7 @@ def _spec_of(layer: Any, num_layers: int, block_size: int, layout: str) -> Atten
         kv_dtype="fp8_e4m3" if is_fp8 else dtype,
         kv_layout=layout,
         kv_strides=(page, token, head) if layout == "NHD" else (page, head, token),
+        q_stride=impl.q_stride,
         k_scale=layer._k_scale_float if is_fp8 else 1.0,
         v_scale=layer._v_scale_float if is_fp8 else 1.0,
         sm_scale=impl.scale,
