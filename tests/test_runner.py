@@ -263,6 +263,7 @@ def test_where_the_time_was_too_short_for_some_buckets_the_log_and_each_of_their
     assert record.getMessage().endswith(f": the default a serves bucket 2: {TIME_BUDGET_OVER}")
     runner.run(*engine.request([9]))
     assert runner.counts.misses == {(2, TIME_BUDGET_OVER): 1}
+    assert repr(runner.counts) == f"Counts(hits={{}}, misses={{(2, {TIME_BUDGET_OVER!r}): 1}})"
 
 
 def test_an_engines_own_mistakes_are_one_line(tmp_path):

@@ -15,6 +15,9 @@ class Counts:
         self.hits: Counter[tuple[int, str]] = Counter()
         self.misses: Counter[tuple[int, str]] = Counter()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(hits={dict(self.hits)}, misses={dict(self.misses)})"
+
     def hit(self, bucket: int, what: str) -> None:
         """Count a step that the plan served."""
         self.hits[bucket, what] += 1
