@@ -52,10 +52,11 @@ def obtain_plan(
     force: bool = False,
     phases: Phases | None = None,
     retry_quarantined: bool = False,
+    left_s: float | None = None,
 ) -> Obtained:
     """The stored plan, or a new one. `force`: measure again, with the stored choices as incumbents. `phases`: told
     where the time goes. `retry_quarantined`: give candidates that failed in a child process another chance, and measure
-    again where there are any.
+    again where there are any. `left_s`: of the time budget, where other layer groups have had some of it.
 
     Where another process tunes for the same key, wait for it and use what it stored, partial as it may be: engines that
     start together are not to wait for one time budget after the other. Where nothing can be measured now, a stored plan
@@ -63,6 +64,7 @@ def obtain_plan(
     when the other process does not end in time.
     """
     key = request.key(device, registry, eligible(request, device, registry).default)
+    left_s = request.config.time_budget_s if left_s is None else left_s
     if retry_quarantined and Quarantine(store.path(key), key).clear():
         force = True
     if not force and (found := _read(store, key)):
@@ -70,7 +72,7 @@ def obtain_plan(
     before = store.load(key)
     with ExitStack() as held:
         try:
-            held.enter_context(store.lock(key).acquire(timeout=request.config.time_budget_s + SLACK_S))
+            held.enter_context(store.lock(key).acquire(timeout=left_s + SLACK_S))
         except Timeout:
             busy = MeasureError("another process has been tuning for too long; the default stays")
             return _as_it_is(store, key, None if force else store.load(key), busy)
@@ -85,9 +87,19 @@ def obtain_plan(
             incumbent = [decided.box for decided in stored.boxes]
         try:
             quarantine = Quarantine(store.path(key), key)
-            budget_s = request.config.time_budget_s
-            _log.info("measuring decode attention, %s: at most %g s", request.spec.describe(), budget_s)
-            plan, samples = tune(request, device, registry, progress, earlier, incumbent, force, phases, quarantine)
+            _log.info("measuring decode attention, %s: at most %.0f s", request.spec.describe(), left_s)
+            plan, samples = tune(
+                request,
+                device,
+                registry,
+                progress,
+                earlier,
+                incumbent,
+                force,
+                phases,
+                quarantine,
+                left_s=left_s,
+            )
         except MeasureError as error:
             return _as_it_is(store, key, stored, error)
         path = _save(store, plan, samples)

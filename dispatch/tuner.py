@@ -62,16 +62,19 @@ def tune(
     phases: Phases | None = None,
     quarantine: Quarantine | None = None,
     limits: Limits | None = None,
+    left_s: float | None = None,
 ) -> tuple[StoredPlan, Samples]:
     """Measure and decide. `incumbent`: stored choices to be challenged.
 
     `stored`: samples of an earlier run. Its buckets are not measured once more, or with `again` they are, as far as
     the time budget goes. `phases`: told where the time goes. `quarantine`: candidates that are not to be tried; those
-    that fail in a child process come to it. `limits`: of those processes. Raises ConfigError and MeasureError before
+    that fail in a child process come to it. `limits`: of those processes. `left_s`: of the time budget, where other
+    layer groups have had some of it. Raises ConfigError and MeasureError before
     anything is measured; from then on, what fails is left to the default.
     """
     start = monotonic()
-    deadline, quarantine, phases = start + request.config.time_budget_s, quarantine or Quarantine(), phases or Phases()
+    deadline = start + (request.config.time_budget_s if left_s is None else left_s)
+    quarantine, phases = quarantine or Quarantine(), phases or Phases()
     able = eligible(request, device, registry)
     able = able.without(quarantine.refusals(able.default))
     cells = {bucket: request.planned(bucket, ROUNDS) for bucket in request.buckets}

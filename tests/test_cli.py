@@ -439,6 +439,19 @@ def test_explain_shows_a_log_ratio_as_a_difference_in_time():
     assert percent(math.log(1.25), sign=True) == "+25.0%"
 
 
+def test_a_plan_for_a_cpu_is_compared_as_it_was_tuned_and_kept_though_nobody_reads_what_is_printed(model, tmp_path):
+    (tmp_path / "t.csv").write_text("input_tokens,output_tokens\n" + "20,9\n" * 40)
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {"DYN_DECODE_CACHE_DIR": str(tmp_path / "cache")}
+    program = f"{sys.executable} -m dispatch"
+    tune = f"{program} tune --model {model} {' '.join(SMALL)} --device cpu --isolation none --out plan.json"
+    compare = f"{program} compare plan.json --trace t.csv --batch-size 2 --snapshots 2 --rounds 2"
+    for command in (f"{tune} | true", compare):
+        done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (tmp_path / "plan.json").exists()
+    assert (done.returncode, "Error" in done.stderr) == (0, False), done.stderr
+
+
 @pytest.mark.parametrize(("told", "threads"), [(None, 1), ("2", 2)])
 def test_a_cpu_is_measured_with_one_thread_unless_the_user_says_otherwise(told, threads):
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

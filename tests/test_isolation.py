@@ -80,9 +80,9 @@ def request(buckets=(1, 2), **config):
     return TuneRequest(spec_of(), buckets, 64, 256, DispatchConfig(**config))
 
 
-def tuned(quarantine=None, ask=None, limits=PATIENT, **classes):
+def tuned(quarantine=None, ask=None, limits=PATIENT, left_s=None, **classes):
     registry = registry_with(**{"steady": TorchChunked, **classes})
-    return tune(ask or request(), current_device("cpu"), registry, quarantine=quarantine, limits=limits)
+    return tune(ask or request(), current_device("cpu"), registry, quarantine=quarantine, limits=limits, left_s=left_s)
 
 
 def measured(samples):
@@ -226,6 +226,13 @@ def test_a_candidate_that_hangs_costs_no_more_than_the_time_budget_and_its_compi
     assert time.monotonic() - start < 30
     assert plan.unmeasured == {1: TIME_BUDGET_OVER, 2: TIME_BUDGET_OVER}
     assert all(seconds.encode() not in line for line in _command_lines())
+
+
+def test_a_candidate_that_is_cut_as_others_have_had_the_time_is_not_to_blame_and_is_tried_again(tmp_path):
+    quarantine = Quarantine(tmp_path / "plan.json", {})
+    plan, _ = tuned(quarantine, request(time_budget_s=60.0), Limits(), left_s=5.0, hangs=faulty.SleepsInBuild)
+    assert plan.unmeasured == {1: TIME_BUDGET_OVER, 2: TIME_BUDGET_OVER}
+    assert list(quarantine) == []
 
 
 def _command_lines():

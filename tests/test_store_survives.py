@@ -133,12 +133,12 @@ def note(*words):  # short appends are whole lines, whoever else writes
     with open(log, "a") as file:
         file.write(json.dumps(words) + "\\n")
 
-def tune(request, *rest):
+def tune(request, *rest, **named):
     note("begin", request.capacity)
     try:
         os.close(os.open(folder + "/first", os.O_CREAT | os.O_EXCL))
     except FileExistsError:
-        found = real(request, *rest)
+        found = real(request, *rest, **named)
         note("end", request.capacity)
         return found
     os.kill(os.getpid(), signal.SIGKILL)

@@ -45,6 +45,7 @@ def compare(
     from dispatch.bench.compare_run import Sizes, run_comparison
     from dispatch.bench.trace import read_traces
     from dispatch.cli.compare_view import comparison_view
+    from dispatch.cli.device import device_to_measure
     from dispatch.cli.files import find_plans
     from dispatch.cli.numbers import whole_numbers
     from dispatch.cli.render import console
@@ -56,6 +57,8 @@ def compare(
     _, found = find_plans(plan)
     if not found:
         raise PlanFileError(f"{plan}: no plan in it")
+    if any(stored.key["device"]["kind"] == "cpu" for stored, _ in found):
+        device_to_measure("cpu")  # as `tune` did
     requests = {trace.name: trace for trace in read_traces(traces)}
     compared = []
     for stored, samples in found:

@@ -125,12 +125,17 @@ def tune(
             continue
         with progress_bar(request, quiet=as_json) as progress:
             obtained.append(obtain_plan(request, device, registry, store, progress, force, phases, retry_quarantined))
-    if as_json:
-        print_json(obtained)
-    else:
-        print_tables(f"{loaded.name} on {device.describe()}", requests[0], limit, obtained)
-    if out is not None:
-        write_out(out, obtained, quiet=as_json)
+    written = ""
+    try:
+        if out is not None:  # first: what is printed to may be closed by now
+            written = write_out(out, obtained)
+    finally:
+        if as_json:
+            print_json(obtained)
+        else:
+            print_tables(f"{loaded.name} on {device.describe()}", requests[0], limit, obtained)
+    if written and not as_json:
+        click.echo(written)
     if profile_time and phases.seconds:
         console(stderr=as_json).print(phases_view(phases.seconds))
 

@@ -16,13 +16,13 @@ from dispatch.request import TuneRequest
 from dispatch.samplesfile import samples_path, write_samples
 
 
-def write_out(out: Path, obtained: list[Obtained], quiet: bool) -> None:
+def write_out(out: Path, obtained: list[Obtained]) -> str:
+    """Returns the line that says what was written. Raises DispatchError."""
     write_file(out, lambda path: write_plans(path, [o.plan for o in obtained]))
     runs = [o.samples for o in obtained if o.samples is not None]
     if runs:
         write_file(samples_path(out), lambda path: write_samples(path, runs))
-    if not quiet:
-        click.echo(f"plan written to {out}" + (f", samples to {samples_path(out)}" if runs else ""))
+    return f"plan written to {out}" + (f", samples to {samples_path(out)}" if runs else "")
 
 
 def print_json(obtained: list[Obtained]) -> None:

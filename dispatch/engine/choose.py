@@ -27,7 +27,6 @@ from dispatch.store import Store
 
 _log = logging.getLogger(__name__)
 
-LEAST_S = 0.001  # of the time budget, for a group to which the others have left nothing: its stored plan still serves
 APART_S = 300.0  # how far apart ranks may come: each loads its weights, and compiles, at its own speed
 
 
@@ -92,14 +91,14 @@ class _Leader:
         """The plan and how it was come by, or why there is none; as JSON. It serves the same request again."""
         group = json.dumps([request.spec.to_json(), request.default])
         if group not in self.obtained:
-            left_s = max(LEAST_S, self.deadline - monotonic())
-            self.obtained[group] = self._obtain(replace(request, config=replace(request.config, time_budget_s=left_s)))
+            self.obtained[group] = self._obtain(request)
         return self.obtained[group]
 
     def _obtain(self, request: TuneRequest) -> dict[str, Any]:
         try:
             store = Store(request.config.cache_dir)
-            obtained = obtain_plan(request, self.device, self.registry, store)
+            left_s = max(0.0, self.deadline - monotonic())  # where there is nothing left, a stored plan still serves
+            obtained = obtain_plan(request, self.device, self.registry, store, left_s=left_s)
             return {"why": "", "plan": plan_to_json(obtained.plan), "source": obtained.source}
         except Exception as error:  # the engine starts, whatever went wrong in measuring
             return {"why": _reason(error)}

@@ -59,8 +59,8 @@ _START, _OWN = _Begun(stage="start"), _Begun()
 
 
 class Watch:
-    """Of one child, until a deadline on the monotonic clock; `budget_s`: the whole time until then, from the start of
-    tuning. `built`: told of candidates that were built. `proven`: buckets. `out_of_time`: the deadline passed."""
+    """Of one child, until a deadline on the monotonic clock; `budget_s`: the whole time that a start has to tune.
+    `built`: told of candidates that were built. `proven`: buckets. `out_of_time`: the deadline passed."""
 
     def __init__(
         self,

@@ -21,7 +21,8 @@ from dispatch.candidate import Candidate
 from dispatch.config import DispatchConfig
 from dispatch.decision import Reason
 from dispatch.engine.choose import Choice
-from dispatch.engine.ranks import ALONE
+from dispatch.engine.ranks import ALONE, Ranks
+from dispatch.errors import RanksError
 from dispatch.plan import DecidedBox
 from dispatch.plugins.vllm import graphs, prepare, runner
 from dispatch.plugins.vllm.backend import DynamicBuilder, DynamicImpl
@@ -460,6 +461,19 @@ def test_kernels_that_leave_vllm_too_little_are_given_back_before_it_captures(bu
         assert prepare.prepare(its) is None
     assert builder.decoder is None
     assert "9800 MiB are free, and vLLM needs 9912" in caplog.text
+
+
+def test_kernels_go_before_vllm_captures_where_the_ranks_part(builder, config, planned, monkeypatch):
+    def agreed(self, at, objection):
+        if at == "kernels are built":
+            assert builder.decoder is not None
+            raise RanksError("rank 1 is gone")
+        return ""
+
+    monkeypatch.setattr(Ranks, "agreed", agreed)
+    with pytest.raises(RanksError):
+        prepare.prepare(model_runner(builder, config()))
+    assert builder.decoder is None
 
 
 def test_where_vllm_did_not_profile_its_memory_it_is_left_alone(builder, config, planned, caplog):

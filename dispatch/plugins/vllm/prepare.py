@@ -94,6 +94,8 @@ def prepare(runner: GPUModelRunner) -> Served | None:
                 leave_alone(why)
                 return None
     except BaseException as error:
+        for builder in builders:  # what was built goes, before vLLM captures its own graphs
+            builder.decoder = None
         ranks.give_up(error)
         raise
     return served
