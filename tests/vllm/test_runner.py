@@ -456,11 +456,11 @@ def test_what_gives_other_numbers_over_vllms_cache_loses_its_bucket_alone(
 
 def test_kernels_that_leave_vllm_too_little_are_given_back_before_it_captures(builder, config, planned, caplog):
     its = model_runner(builder, config())
-    setattr(its, PEAK, 9_400.0)
+    setattr(its, PEAK, 9_250.0)  # and 512, and 24 for each of two graphs
     with caplog.at_level(logging.WARNING, "vllm.decode_dispatch"):
         assert prepare.prepare(its) is None
     assert builder.decoder is None
-    assert "9800 MiB are free, and vLLM needs 9912" in caplog.text
+    assert "9800 MiB are free, and vLLM needs 9810" in caplog.text
 
 
 def test_kernels_go_before_vllm_captures_where_the_ranks_part(builder, config, planned, monkeypatch):

@@ -120,12 +120,14 @@ class Served:
         budget = self.config.capture_budget_s
         return f"the {budget:g} s for graphs are over" if seconds > budget else ""
 
-    def over_memory(self, free_before_mib: float) -> str:
-        """ "" or why there is too little for more. `free_before_mib`: before kernels were built."""
+    def over_memory(self, free_before_mib: float, to_come_mib: float = 0.0) -> str:
+        """ "" or why there is too little for more. `free_before_mib`: before kernels were built. `to_come_mib`: what
+        vLLM still takes before it serves."""
         free, budget = free_mib(), self.config.capture_budget_mib
         if free_before_mib - free > budget:
             return f"the {budget:g} MiB for graphs are over"
-        return "" if free > self.spare_mib else f"{free:.0f} MiB are free, and vLLM needs {self.spare_mib:.0f}"
+        needed = self.spare_mib + to_come_mib
+        return "" if free > needed else f"{free:.0f} MiB are free, and vLLM needs {needed:.0f}"
 
     def _variants(self, descs: Sequence[Any]) -> dict[Variant, set[int]]:
         """Each variant, and the buckets that want it."""

@@ -9,6 +9,10 @@ import torch
 MIB = 1 << 20
 SPARE_MIB = 512  # beside the activations: for fragments, and for what torch does not allocate
 
+GRAPH_MIB = 24
+"""Of each of vLLM's own graphs, which come after kernels are built, and for which its V2 runner reserves nothing: eight
+took 0.17 GiB on an H200, for 36 layers (smoke/results/h200/vllm/start-up.txt)."""
+
 PEAK = "decode_dispatch_activations_mib"
 """Of a model runner, from its profiling run on."""
 

@@ -20,7 +20,7 @@ from dispatch.plugins.vllm.build import give_decoders
 from dispatch.plugins.vllm.finite import is_finite
 from dispatch.plugins.vllm.graphs import Served, decode_descs
 from dispatch.plugins.vllm.layers import spec_of
-from dispatch.plugins.vllm.memory import free_mib, spare_mib
+from dispatch.plugins.vllm.memory import GRAPH_MIB, free_mib, spare_mib
 from dispatch.plugins.vllm.refusals import refusal, settings
 from dispatch.request import TuneRequest
 from dispatch.traits import EngineTraits
@@ -89,7 +89,8 @@ def prepare(runner: GPUModelRunner) -> Served | None:
             free = free_mib()
             give_decoders(builders, specs, choices, request, backends, runner.device, ranks, layers)
             served = Served(choices, builders, ranks, request.config, free - free_mib(), spare)
-            if why := ranks.agreed("kernels are built", served.over_memory(free)):
+            graphs_mib = GRAPH_MIB * sum(len(descs) for descs in manager._capture_descs.values())
+            if why := ranks.agreed("kernels are built", served.over_memory(free, graphs_mib)):
                 served.give_back()  # before vLLM captures its own graphs
                 leave_alone(why)
                 return None
