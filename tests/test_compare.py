@@ -511,6 +511,16 @@ def test_a_key_that_lacks_a_field_is_one_line_that_names_it(tuned, tmp_path):
     assert "key: engine: missing" in err
 
 
+@pytest.mark.parametrize("device", [{}, {"device": "cpu"}], ids=["none", "a word"])
+def test_a_key_that_does_not_say_its_device_is_one_line_that_names_the_fields(tuned, tmp_path, device):
+    (plan,) = read_plans(tuned / "plan.json")
+    key = {name: value for name, value in plan.key.items() if name != "device"} | device
+    write_plans(tmp_path / "plan.json", [replace(plan, key=key)])
+    status, _, err = invoke(tmp_path / "plan.json", *traces(tuned, "code"))
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "does not fit here: device" in err
+
+
 BAD = [
     (["--trace", "CODE", "--batch-size", "8"], "--batch-size 8: the largest bucket of "),
     (["--trace", "CODE", "--batch-size", "1,x"], "--batch-size '1,x': must be whole numbers above 0"),

@@ -16,15 +16,19 @@ from dispatch.request import TuneRequest
 from dispatch.traits import EngineTraits
 
 
+def is_for_cpu(plan: StoredPlan) -> bool:
+    """Whether the plan was tuned on a CPU, as far as its key says at all."""
+    device = plan.key.get("device")
+    return isinstance(device, dict) and device.get("kind") == "cpu"
+
+
 def device_of(plan: StoredPlan, path: Path, registry: Registry) -> DeviceFingerprint:
     """The device that the plan of the file `path` is for, which is this one.
 
     Times hang on the device and on the backends' versions. With which rule and for which trace it was decided is what
     a comparison is about. Raises PlanFileError that names the fields in which it is for another machine.
     """
-    device = plan.key.get("device")
-    is_cpu = isinstance(device, dict) and device.get("kind") == "cpu"
-    here = current_device("cpu" if is_cpu else None)
+    here = current_device("cpu" if is_for_cpu(plan) else None)
     backends = {name: registry.version(name) for name in registry.names()}
     differing = differences(plan.key, {**plan.key, "device": here.to_json(), "backends": backends})
     if differing:

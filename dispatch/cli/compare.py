@@ -42,6 +42,7 @@ def compare(
     """
     from dispatch.atomic import check_writable, write_atomically
     from dispatch.backends import registry
+    from dispatch.bench.compare_plan import is_for_cpu
     from dispatch.bench.compare_run import Sizes, run_comparison
     from dispatch.bench.trace import read_traces
     from dispatch.cli.compare_view import comparison_view
@@ -57,7 +58,7 @@ def compare(
     _, found = find_plans(plan)
     if not found:
         raise PlanFileError(f"{plan}: no plan in it")
-    if any(stored.key["device"]["kind"] == "cpu" for stored, _ in found):
+    if any(is_for_cpu(stored) for stored, _ in found):
         device_to_measure("cpu")  # as `tune` did
     requests = {trace.name: trace for trace in read_traces(traces)}
     compared = []
