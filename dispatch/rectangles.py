@@ -74,15 +74,14 @@ class Rectangles:
             for bins in (self.plane.mean_bin, self.plane.skew_bin)
         )
 
-        def by_bins(combine: np.ufunc, nothing: NDArray[T], of_cells: NDArray[T]) -> NDArray[T]:
+        def by_bins(combine: np.ufunc, nothing: int, of_cells: NDArray[T]) -> NDArray[T]:
             """What a part's cells have, [..., cell], of each pair of its bins, [..., mean KV, skew]."""
-            pairs = np.full((len(columns), len(rows), *of_cells.shape[:-1]), nothing)
+            pairs = np.full((len(columns), len(rows), *of_cells.shape[:-1]), nothing, dtype=of_cells.dtype)
             combine.at(pairs, (c, k), np.moveaxis(of_cells[..., cells], -1, 0))
             return np.ascontiguousarray(np.moveaxis(pairs, (0, 1), (-2, -1)))
 
-        planned, sums = (by_bins(np.add, np.zeros(()), of_cells) for of_cells in (self.planned, self.sums))
-        wins = by_bins(np.logical_and, np.ones((), dtype=bool), self.may_win)
-        ends = by_bins(np.maximum, np.zeros((), dtype=np.int64), self.ends)
+        planned, sums = by_bins(np.add, 0, self.planned), by_bins(np.add, 0, self.sums)
+        wins, ends = by_bins(np.logical_and, True, self.may_win), by_bins(np.maximum, 0, self.ends)
         found = []
         for i, first in enumerate(columns.tolist()):
             weight, totals = planned[i:].cumsum(axis=0), sums[:, i:].cumsum(axis=1)

@@ -69,8 +69,8 @@ def tune(
     `stored`: samples of an earlier run. Its buckets are not measured once more, or with `again` they are, as far as
     the time budget goes. `phases`: told where the time goes. `quarantine`: candidates that are not to be tried; those
     that fail in a child process come to it. `limits`: of those processes. `left_s`: of the time budget, where other
-    layer groups have had some of it. Raises ConfigError and MeasureError before
-    anything is measured; from then on, what fails is left to the default.
+    layer groups have had some of it. Raises ConfigError and MeasureError before anything is measured; from then on,
+    what fails is left to the default.
     """
     start = monotonic()
     deadline = start + (request.config.time_budget_s if left_s is None else left_s)

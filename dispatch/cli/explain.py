@@ -66,11 +66,11 @@ def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: in
     data |= {"reason": decided.reason.name, "speedup": decided.speedup}
     quarantined = {name: why for name, why in stored.refused.items() if why.startswith(QUARANTINED)}
     data |= {"quarantined": quarantined} if quarantined else {}
-    out_here = left_out(replace(stored, excluded=tuple(e for e in stored.excluded if e.bucket == box.bucket)))
+    excluded = tuple(e for e in stored.excluded if e.bucket == box.bucket)
     regime, bucket = _evidence(samples, box.bucket, kv, max_kv)
     if samples is None or bucket is None:
         lines.append("without its samples beside the plan, what the others lost by cannot be told")
-        return {"data": data, "shown": [*lines, *out_here]}
+        return {"data": data, "shown": [*lines, *left_out(replace(stored, excluded=excluded))]}
     cells = range(len(bucket.cells)) if regime is None else regime.cells
     as_stored = regime is not None and (regime.box, regime.decision.reason) == (box, decided.reason)
     if not as_stored:
@@ -84,7 +84,7 @@ def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: in
             f" {len(regime.cells)} cells decided"
         )
         lines.append(verdicts(decision, bucket, samples.default))
-        out_here = left_out(replace(stored, excluded=()))  # why a candidate is out, the verdicts say
+        excluded = ()  # the verdicts say why a candidate is out
         data["decision"] = {
             "delta": decision.delta,
             "aa_spread": decision.aa_spread,
@@ -92,7 +92,7 @@ def _answer(stored: StoredPlan, samples: Samples | None, batch_size: int, kv: in
             "verdicts": [asdict(v) | {"reason": v.reason.name} for v in decision.verdicts],
         }
     lines.append(times(bucket, cells, samples.num_layers, kv, max_kv))
-    return {"data": data, "shown": [*lines, *out_here]}
+    return {"data": data, "shown": [*lines, *left_out(replace(stored, excluded=excluded))]}
 
 
 def _bounds(box: Box) -> str:

@@ -14,7 +14,10 @@ from dispatch.request import TuneRequest
 from dispatch.samples import Box
 
 ROUND = (
-    *("flashinfer_xqa", "flashinfer_fa2_tc", "vllm_fa3[balanced=1]", "flashinfer_fa2"),
+    "flashinfer_xqa",
+    "flashinfer_fa2_tc",
+    "vllm_fa3[balanced=1]",
+    "flashinfer_fa2",
     "vllm_fa3[balanced=1,num_splits=1]",
 )
 
