@@ -8,11 +8,12 @@ from time import monotonic
 import numpy as np
 import pytest
 
-import dispatch.bench.rounds
+import dispatch.bench.chain_layers
+from dispatch.bench.chain_layers import chain_layers
 from dispatch.bench.harness import Bench, DefaultFailed
 from dispatch.bench.profiles import LogNormal, PlannedCell, plan_cells
 from dispatch.bench.proving import GATE_COPIES
-from dispatch.bench.rounds import ROUNDS, chain_layers
+from dispatch.bench.rounds import ROUNDS
 from dispatch.decision import Reason
 from dispatch.errors import MeasureError
 from dispatch.gate_inputs import gate_pages
@@ -207,14 +208,18 @@ def test_a_candidate_that_fails_in_one_cell_loses_that_cell_alone():
     assert np.isfinite(np.delete(samples.times[2, 2], list(failed), axis=0)).all()
 
 
-def test_all_samples_of_a_cell_are_begun_before_the_first_is_read_and_read_before_the_next_lengths():
+def test_the_samples_of_a_cell_are_begun_before_those_of_the_cell_before_are_read():
     timer = ScriptedTimer(steady)
-    measure(bench_of(backend("a"), backend("b"), timer=timer), "a", "b")
-    steps = [timer.events[i : i + 6] for i in range(0, len(timer.events), 6)]
-    assert steps
-    for step in steps:
-        assert [what for what, _ in step] == ["start"] * 3 + ["read"] * 3
-        assert [name for _, name in step[:3]] == [name for _, name in step[3:]]
+    samples = measure(bench_of(backend("a"), backend("b"), timer=timer), "a", "b")
+    cells = len(samples.cells)
+    assert cells > 2
+    # each three samples: of the first cell, the second, then what was begun before; at a round's end nothing is left
+    expected = (["start"] + ["start", "read"] * (cells - 1) + ["read"]) * ROUNDS
+    steps = [timer.events[i : i + 3] for i in range(0, len(timer.events), 3)]
+    assert [step[0][0] for step in steps] == expected
+    assert all(len({what for what, _ in step}) == 1 for step in steps)
+    names = {what: [name for step in steps for its, name in step if its == what] for what in ("start", "read")}
+    assert names["start"] == names["read"]
 
 
 def test_a_candidate_that_fails_when_it_is_read_loses_that_cell_alone_and_costs_the_others_nothing():
@@ -232,16 +237,22 @@ def test_a_candidate_that_fails_when_it_is_read_loses_that_cell_alone_and_costs_
     assert np.isfinite(samples.times[2, :2, failed, 0]).all()
 
 
-def test_a_sample_is_taken_once_more_on_the_same_lengths_when_the_others_have_been_read():
-    timer = ScriptedTimer(
-        lambda name, lengths, sample: 30.0 if (name, sample) == ("b", 3) else steady(name, lengths, 0)
+def test_a_sample_is_taken_once_more_on_the_same_lengths_at_the_end_of_its_round():
+    cells = 3
+    timer = ScriptedTimer(  # the fourth round of the first cell
+        lambda name, lengths, sample: 30.0 if (name, sample) == ("b", 3 * cells) else steady(name, lengths, 0)
     )
-    bench = bench_of(backend("a"), backend("b"), timer=timer, grid=(32,))
-    bench.planned = {4: bench.planned[4][1:2]}  # a ragged one: new lengths in each round
-    measure(bench, "a", "b")
-    fourth = timer.events[3 * 6 : 3 * 6 + 8]
-    assert [what for what, _ in fourth] == ["start"] * 3 + ["read"] * 3 + ["start", "read"]
-    assert {lengths for _, lengths in timer.order[3 * 3 : 3 * 3 + 4]} == {timer.order[3 * 3][1]}
+    bench = bench_of(backend("a"), backend("b"), timer=timer)
+    # the first a ragged one: other lengths in each round
+    bench.planned = {4: (bench.planned[4][1], *bench.planned[4][-2:])}
+    samples = measure(bench, "a", "b")
+    a_round = cells * 3
+    fourth = timer.order[3 * a_round : 4 * a_round + 1]
+    assert [name for name, _ in fourth].count("b") == cells + 1
+    assert fourth[-1] == ("b", fourth[0][1])
+    assert fourth[-1][1] not in {lengths for _, lengths in fourth[3:-1]}
+    assert samples.times[2, 2, 0, 3] == 9.0
+    assert len(timer.order) == ROUNDS * a_round + 1
 
 
 def test_a_default_with_wrong_numbers_is_told_and_nothing_is_measured_against_it():
@@ -344,7 +355,7 @@ def test_pages_come_in_a_new_order_in_every_round(monkeypatch):
 def test_long_layers_are_timed_a_few_at_a_time_by_what_they_read(monkeypatch, window, layers):
     token_bytes = spec_of().kv_bytes_per_token
     monkeypatch.setattr(
-        dispatch.bench.rounds, "LONG_LAYER_BYTES", (100 * token_bytes, 200 * token_bytes)
+        dispatch.bench.chain_layers, "LONG_LAYER_BYTES", (100 * token_bytes, 200 * token_bytes)
     )  # between 4 x 16, 4 x 32 and 4 x 64 tokens
     timer = ScriptedTimer(steady, chain_layers=3)
     timer.chain_layers = (3, 2, 1)

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispatch.bench import harness
+from dispatch.bench.arm import Arm
 from dispatch.bench.harness import Bench
-from dispatch.bench.rounds import Arm, Rounds
+from dispatch.bench.rounds import Rounds
 from dispatch.candidate import Candidate
 from dispatch.decision import Reason
 from dispatch.errors import MeasureError, one_line
@@ -54,8 +55,9 @@ class CompareBench(Bench):
         end = monotonic() + harness.WARM_UP_S  # for each bucket: the device was idle while it was built
         while monotonic() < end:
             arms[0].recording.run(len(self.pool.kv_caches))
-        rounds = Rounds(self.pool, self.timer, arms, len(candidates), cells, DROPS)
-        rounds.run(inputs, self.traits.plan_hidden, math.inf, progress, self.phases)
+        hidden = self.traits.plan_hidden
+        rounds = Rounds(self.pool, self.timer, inputs, arms, len(candidates), cells, hidden, self.phases, DROPS)
+        rounds.run(math.inf, progress)
         for e in rounds.exclusions:
             if e.cell is not None and e.reason is Reason.FAILED:
                 cell = cells[e.cell].cell

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from dispatch.backends import Registry
+from dispatch.bench.arm import Arm
 from dispatch.bench.phases import Phases
 from dispatch.bench.pool import Chain, PagedPool, page_bytes
 from dispatch.bench.profiles import PlannedCell, means_of
 from dispatch.bench.proving import GATE_COPIES, Proving
-from dispatch.bench.rounds import Arm, Rounds
+from dispatch.bench.rounds import Rounds
 from dispatch.bench.timer import Timer
 from dispatch.candidate import Candidate
 from dispatch.decision import Reason, Rule
@@ -112,8 +113,9 @@ class Bench:
         nothing = np.full((len(PARTS), len(names), *longest.shape), np.nan)
         samples = BucketSamples(bucket, tuple(p.cell for p in cells), names, nothing, longest, means)
         futility = Futility(samples, Rule(), stored)
-        rounds = Rounds(self.pool, self.timer, arms, len(names), cells, futility=futility)
-        rounds.run(inputs, self.traits.plan_hidden, deadline, progress, self.phases)
+        hidden = self.traits.plan_hidden
+        rounds = Rounds(self.pool, self.timer, inputs, arms, len(names), cells, hidden, self.phases, futility=futility)
+        rounds.run(deadline, progress)
         self.complete_rounds = rounds.complete
         return replace(samples, times=rounds.times, exclusions=(*exclusions, *rounds.exclusions))
 

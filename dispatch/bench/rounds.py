@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import TypeVar
@@ -12,17 +11,18 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dispatch.bench.arm import Arm, Begun
+from dispatch.bench.chain_layers import chain_layers
 from dispatch.bench.phases import Phases
 from dispatch.bench.pool import PagedPool
 from dispatch.bench.profiles import SEED, PlannedCell
-from dispatch.bench.sanity import check_bandwidth, visible_bytes
-from dispatch.bench.timer import Recording, StepTime, Timer
+from dispatch.bench.sanity import check_bandwidth
+from dispatch.bench.timer import StepTime, Timer
 from dispatch.decision import Reason
 from dispatch.errors import MeasureError, one_line
 from dispatch.evidence import Floats
 from dispatch.futility import Futility
 from dispatch.samples import LONGEST_US, PARTS, TWIN, Exclusion, log_of_times
-from dispatch.spec import AttentionSpec
 from dispatch.step import StepInputs
 
 _log = logging.getLogger(__name__)
@@ -36,20 +36,6 @@ DROPS = {2: float(np.log(1.5)), 5: float(np.log(1.10))}
 # taken once more, and the faster one counts: longer requests are as long again, and a host that was interrupted between
 # the start of the clock and of the graph is not.
 RETAKE = 1.25
-# Above so many bytes of KV a layer (some 30 us and 100 us on an H200) fewer layers back to back are enough to time one,
-# and there is no need to wait for more.
-LONG_LAYER_BYTES = (100 << 20, 400 << 20)
-
-
-@dataclass
-class Arm:
-    """A candidate (or the default's twin), built and recorded. `index`: its row in the samples."""
-
-    index: int
-    name: str
-    recording: Recording
-    longest: int
-    lost_cells: set[int] = field(default_factory=set)
 
 
 class Rounds:
@@ -62,9 +48,12 @@ class Rounds:
         self,
         pool: PagedPool,
         timer: Timer,
+        inputs: StepInputs,
         arms: Sequence[Arm],
         num_arms: int,
         cells: Sequence[PlannedCell],
+        plan_hidden: bool,
+        phases: Phases,
         drops: Mapping[int, float] = DROPS,
         futility: Futility | None = None,
     ) -> None:
@@ -73,8 +62,8 @@ class Rounds:
         `drops`: after so many rounds, by which log ratio to the default a cell is lost. `futility`: which samples are
         left out after these rounds; None: none of them.
         """
-        self.pool, self.timer, self.arms, self.cells, self.drops = pool, timer, arms, cells, drops
-        self.futility = futility
+        self.pool, self.timer, self.inputs, self.arms, self.cells = pool, timer, inputs, arms, cells
+        self.plan_hidden, self.phases, self.drops, self.futility = plan_hidden, phases, drops, futility
         # of each cell, once: the longest request of the round in which it is shortest
         self.least = [int(cell.lengths.max(axis=1).min()) for cell in cells]
         self.layers = [chain_layers(pool, timer, cell) for cell in cells]
@@ -84,31 +73,32 @@ class Rounds:
         self.skipped = np.zeros(self.times.shape[1:], dtype=bool)
         self.complete = 0
 
-    def run(
-        self,
-        inputs: StepInputs,
-        plan_hidden: bool,
-        deadline: float,
-        progress: Callable[[int], None],
-        phases: Phases,
-    ) -> None:
-        """Time until all rounds are done, or until `deadline` on the monotonic clock."""
-        rng = np.random.default_rng([SEED, len(inputs.lengths_host)])
+    def run(self, deadline: float, progress: Callable[[int], None]) -> None:
+        """Time until all rounds are done, or until `deadline` on the monotonic clock.
+
+        The samples of a cell begin before those of the cell before it are read, so that the device need not wait for
+        the host.
+        """
+        rng = np.random.default_rng([SEED, len(self.inputs.lengths_host)])
         for round_ in range(self.times.shape[-1]):
             self.pool.shuffle()
+            before: list[Begun] = []
+            outliers: list[tuple[Begun, StepTime]] = []
             for c, cell in enumerate(self.cells):
                 shuffled = [self.arms[i] for i in rng.permutation(len(self.arms))]
                 longest = int(cell.lengths[round_].max())
                 fit = [arm for arm in shuffled if c not in arm.lost_cells and longest <= arm.longest]
-                arms = [arm for arm in fit if not self.skipped[arm.index, c, round_]]
-                if monotonic() > deadline:
+                wanted = [arm for arm in fit if not self.skipped[arm.index, c, round_]]
+                over = monotonic() > deadline
+                begun = [] if over else self._begin(wanted, c, round_)
+                outliers += self._read(before)
+                if over:
                     return
-                if arms:
-                    with phases("lengths and pages"):
-                        self.pool.load(inputs, cell.lengths[round_])
-                    for arm, time in self._sample(arms, c, round_, phases):
-                        self._keep(arm, c, round_, time, plan_hidden)
+                before = begun
                 progress((round_ * len(self.cells) + c + 1) * self.times.shape[1])
+            outliers += self._read(before)
+            for first, took in outliers:
+                self._retake(first, took)
             if round_ + 1 in self.drops:
                 self._drop(round_ + 1, self.drops[round_ + 1])
             if self.futility and round_ + 1 >= max(self.drops, default=0):  # a drop looks at every round until then
@@ -129,43 +119,56 @@ class Rounds:
         ratio: Floats = log_step - log_step[0]
         return ratio
 
-    def _sample(self, arms: Sequence[Arm], c: int, round_: int, phases: Phases) -> list[tuple[Arm, StepTime]]:
-        """One sample of each arm that does not fail, or the faster one of two.
+    def _begin(self, arms: Sequence[Arm], c: int, round_: int) -> list[Begun]:
+        """A sample of each arm that does not fail, all on the same lengths and pages."""
+        if arms:
+            with self.phases("lengths and pages"):
+                self.pool.load(self.inputs, self.cells[c].lengths[round_])
+        begun = [(arm, self._tried(arm, c, partial(arm.recording.start, self.layers[c]))) for arm in arms]
+        return [Begun(arm, c, round_, read) for arm, read in begun if read]
 
-        All begin before the first is read: the device need not wait for the host between them.
-        """
+    def _read(self, begun: Sequence[Begun]) -> list[tuple[Begun, StepTime]]:
+        """Keep their times. Returns those that are to be taken once more, with what they took."""
+        outliers = []
+        for its in begun:
+            time = self._tried(its.arm, its.cell, its.read)
+            if time is not None:
+                self._keep(its, time)
+                if self._step_us(time) > RETAKE * self._expected_us(its):
+                    outliers.append((its, time))
+        return outliers
 
-        def tried(arm: Arm, work: Callable[[], T]) -> list[tuple[Arm, T]]:
-            try:
-                with phases(f"samples: {arm.name}"):
-                    return [(arm, work())]
-            except Exception as error:  # whatever a backend raises, it loses this cell
-                arm.lost_cells.add(c)
-                self.exclusions.append(Exclusion(arm.name, Reason.FAILED, one_line(error), c))
-                return []
+    def _retake(self, first: Begun, took: StepTime) -> None:
+        """Take a sample once more, and keep the faster one."""
+        for its in self._begin([first.arm], first.cell, first.round):
+            time = self._tried(its.arm, its.cell, its.read)
+            if time is not None and self._step_us(time) < self._step_us(took):
+                self._keep(its, time)
 
-        def final(arm: Arm, time: StepTime) -> StepTime:
-            if self._step_us(time) > RETAKE * self._expected_us(arm, c, round_):
-                return min(time, arm.recording.start(self.layers[c])(), key=self._step_us)
-            return time
-
-        begun = [its for arm in arms for its in tried(arm, partial(arm.recording.start, self.layers[c]))]
-        ended = [its for arm, read in begun for its in tried(arm, read)]
-        return [its for arm, time in ended for its in tried(arm, partial(final, arm, time))]
-
-    def _keep(self, arm: Arm, c: int, round_: int, time: StepTime, plan_hidden: bool) -> None:
-        cell, spec = self.cells[c], self.pool.spec
+    def _tried(self, arm: Arm, c: int, work: Callable[[], T]) -> T | None:
+        """What `work` returns, or None where it fails: whatever a backend raises, it loses this cell."""
         try:
-            check_bandwidth(spec, cell.lengths[round_], time.layer_us, self.timer.peak_bytes_per_s)
-            self.times[:, arm.index, c, round_] = _plausible(time, plan_hidden)
-        except MeasureError as error:  # an outlier: of 15 rounds, three may be lost
-            _log.info("%s, mean KV %d, %s: %s", arm.name, cell.cell.mean_kv, cell.cell.profile, error)
+            with self.phases(f"samples: {arm.name}"):
+                return work()
+        except Exception as error:
+            arm.lost_cells.add(c)
+            self.exclusions.append(Exclusion(arm.name, Reason.FAILED, one_line(error), c))
+            return None
 
-    def _expected_us(self, arm: Arm, c: int, round_: int) -> float:
+    def _keep(self, its: Begun, time: StepTime) -> None:
+        cell = self.cells[its.cell]
+        try:
+            lengths = cell.lengths[its.round]
+            check_bandwidth(self.pool.spec, lengths, time.layer_us, self.timer.peak_bytes_per_s)
+            self.times[:, its.arm.index, its.cell, its.round] = _plausible(time, self.plan_hidden)
+        except MeasureError as error:  # an outlier: of 15 rounds, three may be lost
+            _log.info("%s, mean KV %d, %s: %s", its.arm.name, cell.cell.mean_kv, cell.cell.profile, error)
+
+    def _expected_us(self, its: Begun) -> float:
         """The least of what the rounds before this one say, if time grows with the tokens or the longest request."""
-        plan, begin, layer = self.times[:, arm.index, c, :round_]
-        lengths = self.cells[c].lengths[: round_ + 1]
-        grown = [own[round_] / own[:round_] for own in (lengths.sum(axis=1), lengths.max(axis=1))]
+        plan, begin, layer = self.times[:, its.arm.index, its.cell, : its.round]
+        lengths = self.cells[its.cell].lengths[: its.round + 1]
+        grown = [own[-1] / own[:-1] for own in (lengths.sum(axis=1), lengths.max(axis=1))]
         step = (plan + begin + self.pool.spec.num_layers * layer) * np.maximum(1, np.maximum(*grown))
         return float(np.fmin.reduce(step, initial=np.inf))
 
@@ -183,18 +186,6 @@ class Rounds:
                     arm.lost_cells.add(c)
                     detail = f"{np.exp(np.nanmedian(ratio[c])):.2f} times the default's time"
                     self.exclusions.append(Exclusion(arm.name, Reason.DROPPED, detail, c))
-
-
-def chain_layers(pool: PagedPool, timer: Timer, cell: PlannedCell) -> int:
-    """How many layers of the pool to time back to back in this cell."""
-    return min(layers_for(pool.spec, timer, cell.lengths), len(pool.kv_caches))
-
-
-def layers_for(spec: AttentionSpec, timer: Timer, lengths: NDArray[np.int64]) -> int:
-    """How many of the timer's, for a layer that reads what these rounds do, [round, row]."""
-    layer_bytes = np.mean([visible_bytes(spec, row) for row in lengths])
-    step = sum(bool(layer_bytes > limit) for limit in LONG_LAYER_BYTES)
-    return timer.chain_layers[min(step, len(timer.chain_layers) - 1)]
 
 
 def _plausible(time: StepTime, plan_hidden: bool) -> tuple[float, ...]:

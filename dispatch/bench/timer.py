@@ -37,8 +37,8 @@ class Recording(Protocol):
     def start(self, layers: int) -> Callable[[], StepTime]:
         """Begin a timed step over `layers` of the chain: one of the timer's `chain_layers`, or all there are.
 
-        What is returned waits for its end. Steps of several recordings may be begun one after the other; until they
-        have ended, nothing may change the lengths, and none is begun again.
+        What is returned waits for its end. A step is of the lengths and pages that are set when it begins: others may
+        be set, and other steps begun, of this recording too, before it is read.
         """
         ...
 

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from dispatch.backends import DecodeImpl, Registry
+from dispatch.bench.chain_layers import chain_layers
 from dispatch.bench.harness import WARM_UP_S, Bench
 from dispatch.bench.model_stack import ModelStack
 from dispatch.bench.pool import Chain
 from dispatch.bench.profiles import SEED, PlannedCell
-from dispatch.bench.rounds import ROUNDS, chain_layers
+from dispatch.bench.rounds import ROUNDS
 from dispatch.bench.timer import Recording, Timer
 from dispatch.bench.truth import PARTS, TruthCell
 from dispatch.candidate import Candidate

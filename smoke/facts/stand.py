@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from dispatch.backends import DecodeImpl, registry
+from dispatch.bench.chain_layers import layers_for
 from dispatch.bench.cuda_timer import CudaTimer
 from dispatch.bench.pool import PagedPool
 from dispatch.bench.profiles import LogNormal
-from dispatch.bench.rounds import layers_for
 from dispatch.bench.sanity import check_bandwidth
 from dispatch.bench.timer import Recording, StepTime
 from dispatch.candidate import Candidate
