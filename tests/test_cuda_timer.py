@@ -37,6 +37,35 @@ class Reads(DecodeImpl):
         torch.sum(self.data, dim=0, out=self.sum)
 
 
+class Plans(DecodeImpl):
+    """Copies lengths to the GPU in its plan, for which it waits before the next; each layer sleeps, and logs them."""
+
+    needs_plan, plan_waits = True, False
+
+    def __init__(self, sleep_cycles, device):
+        self.sleep_cycles, self.copied = sleep_cycles, torch.cuda.Event()
+        self.pinned, self.lengths = (
+            torch.zeros(1, dtype=torch.int32).pin_memory(),
+            torch.zeros(1, dtype=torch.int32, device=device),
+        )
+        self.layers = torch.zeros(1, dtype=torch.int64, device=device)
+        self.log = torch.zeros(64, dtype=torch.int32, device=device)
+
+    def plan(self, inputs):
+        self.copied.synchronize()
+        self.pinned.copy_(inputs.lengths_host)
+        self.lengths.copy_(self.pinned, non_blocking=True)
+        self.copied.record()
+
+    def begin_step(self, inputs):
+        pass
+
+    def forward(self, q, kv_cache, out, sinks=None):
+        torch.cuda._sleep(self.sleep_cycles)
+        self.log.index_copy_(0, self.layers, self.lengths)
+        self.layers.add_(1)
+
+
 def layer_us(size_bytes, layers=4):
     device = torch.device("cuda")
     pool = PagedPool(SPEC, 64, layers, device)
@@ -54,6 +83,27 @@ def test_a_read_from_cold_memory_does_not_exceed_the_bandwidth_of_the_card():
     # 32 MiB fit into the cache: without the flush, and the filler between layers, they would come from there
     us = layer_us(32 << 20)
     assert (32 << 20) / us / 1e6 < 4.8  # TB/s, the H200's nominal; other cards so far have less
+
+
+def test_a_step_begun_behind_others_has_its_own_lengths_and_its_plan_holds_no_wait_for_them():
+    device, layers = torch.device("cuda"), 1
+    pool, timer = PagedPool(SPEC, 64, layers, device), CudaTimer(device)
+    inputs, chain = pool.inputs(1, 256), pool.chain(1)
+    slow, quick = Plans(50_000_000, device), Plans(1000, device)  # some 25 ms
+    recordings = [timer.record(impl, inputs, chain) for impl in (slow, quick)]
+    for recording in recordings:
+        recording.start(layers)()
+    slow.layers.zero_(), quick.layers.zero_()
+    torch.cuda.synchronize()
+    begun = []
+    for length in (100, 101, 102):
+        pool.load(inputs, [length])
+        begun += [recording.start(layers) for recording in recordings]
+    times = [read() for read in begun]
+    assert all(time.layer_us > 5000 for time in times[::2])
+    assert all(time.plan_us < 2000 for time in times)
+    for impl in (slow, quick):
+        assert impl.log[:3].tolist() == [100, 101, 102]
 
 
 def test_tune_measures_checks_and_decides_on_the_gpu():
