@@ -29,7 +29,7 @@ def force() -> None:
     choose.obtain_plan = obtain
 
 
-def obtain(request: TuneRequest, device: DeviceFingerprint, registry: Registry, *_: Any) -> Obtained:
+def obtain(request: TuneRequest, device: DeviceFingerprint, registry: Registry, *_: Any, **__: Any) -> Obtained:
     """In the place of dispatch.obtain.obtain_plan."""
     default = eligible(request, device, registry).default
     boxes = tuple(
