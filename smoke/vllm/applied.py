@@ -42,8 +42,8 @@ def kernels(llm: object, batch: int) -> dict[str, int]:
     generate(llm, prompts, 1)
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         generate(llm, prompts, TOKENS)
-    names = Counter(event.name for event in found.events() if any(part in event.name for part in ATTENTION))
-    return {name[:120]: count for name, count in names.most_common()}
+    names = Counter(event.name[:120] for event in found.events() if any(part in event.name for part in ATTENTION))
+    return dict(names.most_common())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,17 +3,15 @@
     python -m smoke.vllm.times --trace requests.csv [--trace ...] --out times.json [--fp8] [--without FLASHINFER]
 
 A model of Qwen3-8B's sizes with random weights. Each backend is a process of its own on the same GPU, of which one runs
-at a time; FLASH_ATTN is two, since two processes with the same kernels are not equally fast. The plugin is also asked
-with its plan left out: then the same process runs FLASH_ATTN's kernel. A batch is prompts as long as those of requests
-drawn from a trace, at most 16384 tokens. They are cached by vLLM, so that what is timed is decoding: from the last
-request's first token to the last token, by vLLM's own clock. A batch that the KV cache does not hold is left out. At
-last the plugin is started once more, which then finds its plan.
+at a time; FLASH_ATTN is two, since two processes with the same kernels are not equally fast. A batch is prompts as long
+as those of requests drawn from a trace, at most 16384 tokens. They are cached by vLLM, so that what is timed is
+decoding: from the last request's first token to the last token, by vLLM's own clock. A batch that the KV cache does not
+hold is left out. At last the plugin is started once more, which then finds its plan.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import subprocess
 import sys
@@ -26,14 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from dispatch._core import BackendPlan
 from dispatch.bench.trace import read_traces
 from smoke.vllm.engine import BACKENDS, PLUGIN, engine, generate, surroundings
 from smoke.vllm.model import QWEN3_8B, write
 
 BATCHES, REPEATS, TOKENS, LONGEST = (1, 8, 32, 128), 5, 48, 16384
 CHUNK = 8192  # of prompts; four engines have to fit
-TWIN, NO_PLAN = "FLASH_ATTN again", "plugin, its plan left out"
+TWIN = "FLASH_ATTN again"
 MODULE = "smoke.vllm.times"
 
 
@@ -45,8 +42,8 @@ def lengths_of(trace: Path, batch: int) -> list[int]:
 
 
 def work(backend: str, kv_gib: float, fp8: bool) -> None:
-    """Start an engine at the first line of stdin, and answer each other one, {trace, batch, plan}, with the seconds for
-    a token, until there is none."""
+    """Start an engine at the first line of stdin, and answer each other one, {trace, batch}, with the seconds for a
+    token, until there is none."""
     surroundings(backend)
     import vllm  # noqa: F401  takes long, and no GPU
 
@@ -55,13 +52,9 @@ def work(backend: str, kv_gib: float, fp8: bool) -> None:
     given = {"enable_prefix_caching": True, "disable_log_stats": False, "max_num_batched_tokens": CHUNK}
     llm, ready = engine(folder, backend, kv_gib, max_len, fp8, **given)
     print(json.dumps({"ready_s": ready}), flush=True)
-    tables = [(its, its.table) for its in decoders()] if backend == PLUGIN else []
     cached = None
     for line in sys.stdin:
         asked = json.loads(line)
-        uses_plan = asked.pop("plan")
-        for decoder, table in tables:
-            decoder.table = table if uses_plan else BackendPlan([1], [])
         lengths = lengths_of(Path(asked["trace"]), asked["batch"])
         random = np.random.default_rng(asked["batch"])
         prompts = [random.integers(2, QWEN3_8B["vocab_size"], length).tolist() for length in lengths]
@@ -71,13 +64,6 @@ def work(backend: str, kv_gib: float, fp8: bool) -> None:
         found = [output.metrics for output in generate(llm, prompts, 1 + TOKENS)]
         took = max(its.last_token_ts for its in found) - max(its.first_token_ts for its in found)
         print(json.dumps({"token_s": took / TOKENS}), flush=True)
-
-
-def decoders() -> list[Any]:
-    """What asks the plan, one for each layer group."""
-    from dispatch.plugins.vllm.decode import Decoder
-
-    return [its for its in gc.get_objects() if type(its) is Decoder]
 
 
 class Worker:
@@ -93,9 +79,9 @@ class Worker:
         self._tell("")
         return float(self._answer()["ready_s"])
 
-    def ask(self, trace: Path, batch: int, plan: bool) -> float:
-        """Seconds for a token. `plan`: whether the plugin uses its own."""
-        self._tell(json.dumps({"trace": str(trace), "batch": batch, "plan": plan}))
+    def ask(self, trace: Path, batch: int) -> float:
+        """Seconds for a token."""
+        self._tell(json.dumps({"trace": str(trace), "batch": batch}))
         return float(self._answer()["token_s"])
 
     def _tell(self, line: str) -> None:
@@ -141,7 +127,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--out: where to?")
     workers = {name: Worker(name, options) for name in BACKENDS if name != options.without}
     workers[TWIN], again = Worker("FLASH_ATTN", options), Worker(PLUGIN, options)
-    arms = {**{name: (worker, True) for name, worker in workers.items()}, NO_PLAN: (workers[PLUGIN], False)}
     ready = {name: worker.ready_s() for name, worker in workers.items()}  # the plugin first: it tunes on an idle GPU
     token_bytes = 2 * QWEN3_8B["num_hidden_layers"] * QWEN3_8B["num_key_value_heads"] * QWEN3_8B["head_dim"]
     capacity = options.kv_gib * (1 << 30) / (token_bytes * (1 if options.fp8 else 2))
@@ -153,11 +138,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if sum(lengths) + batch * (TOKENS + 32) > capacity:
             row["left_out"] = "more than the KV cache holds"
             continue
-        token_s: dict[str, list[float]] = {name: [] for name in arms}
+        token_s: dict[str, list[float]] = {name: [] for name in workers}
         for repeat in range(-1, REPEATS):  # the first one warms up
-            for name in map(str, random.permutation(list(arms))):
-                worker, plan = arms[name]
-                took = worker.ask(trace, batch, plan)
+            for name in map(str, random.permutation(list(workers))):
+                took = workers[name].ask(trace, batch)
                 if repeat >= 0:
                     token_s[name].append(took)
         row |= {"token_s": token_s, "over_flash_attn": summary(token_s)}
