@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dispatch.bench.chain_layers
+import dispatch.bench.rounds
 from dispatch.bench.chain_layers import chain_layers
 from dispatch.bench.harness import Bench, DefaultFailed
 from dispatch.bench.profiles import LogNormal, PlannedCell, plan_cells
@@ -239,20 +240,87 @@ def test_a_candidate_that_fails_when_it_is_read_loses_that_cell_alone_and_costs_
 
 def test_a_sample_is_taken_once_more_on_the_same_lengths_at_the_end_of_its_round():
     cells = 3
-    timer = ScriptedTimer(  # the fourth round of the first cell
-        lambda name, lengths, sample: 30.0 if (name, sample) == ("b", 3 * cells) else steady(name, lengths, 0)
+    timer = ScriptedTimer(  # the fourth round of the second cell
+        lambda name, lengths, sample: 30.0 if (name, sample) == ("b", 3 * cells + 1) else steady(name, lengths, 0)
     )
     bench = bench_of(backend("a"), backend("b"), timer=timer)
-    # the first a ragged one: other lengths in each round
-    bench.planned = {4: (bench.planned[4][1], *bench.planned[4][-2:])}
+    # the second a ragged one: other lengths in each round
+    bench.planned = {4: (bench.planned[4][0], bench.planned[4][1], bench.planned[4][-1])}
     samples = measure(bench, "a", "b")
     a_round = cells * 3
     fourth = timer.order[3 * a_round : 4 * a_round + 1]
     assert [name for name, _ in fourth].count("b") == cells + 1
-    assert fourth[-1] == ("b", fourth[0][1])
-    assert fourth[-1][1] not in {lengths for _, lengths in fourth[3:-1]}
-    assert samples.times[2, 2, 0, 3] == 9.0
+    assert fourth[-1] == ("b", fourth[3][1])
+    assert fourth[-1][1] not in {lengths for _, lengths in fourth[:3] + fourth[6:-1]}
+    assert samples.times[2, 2, 1, 3] == 9.0
     assert len(timer.order) == ROUNDS * a_round + 1
+
+
+def test_of_a_sample_that_is_taken_twice_the_faster_one_counts_though_it_was_the_first():
+    def layer_us(name, lengths, sample):
+        return {7: 30.0, 8: 40.0}.get(sample, 9.0) if name == "b" else 10.0
+
+    bench = bench_of(backend("a"), backend("b"), timer=ScriptedTimer(layer_us), grid=(32,))
+    bench.planned = {4: bench.planned[4][:1]}
+    samples = measure(bench, "a", "b")
+    assert samples.times[2, 2, 0].tolist() == [9.0] * 7 + [30.0] + [9.0] * 7
+
+
+def test_a_plan_that_the_engine_hides_makes_no_sample_an_outlier():
+    timer = ScriptedTimer(steady, plan_us=lambda name: 50.0 if name == "b" else 0.0)
+    bench = bench_of(backend("a"), backend("b"), timer=timer, grid=(32,))
+    bench.traits = EngineTraits(plan_hidden=True)
+    samples = measure(bench, "a", "b")
+    assert len(timer.order) == ROUNDS * 3 * len(samples.cells)
+
+
+def test_what_has_begun_when_the_time_ends_is_read_and_kept(monkeypatch):
+    timer = ScriptedTimer(steady)
+    bench = bench_of(backend("a"), backend("b"), timer=timer)
+    cells = len(bench.planned[4])
+    clock = iter([0.0] * (cells + 2) + [10.0**9])  # a look in each cell: two of the second round
+    monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: next(clock))
+    samples = measure(bench, "a", "b")
+    valid = np.isfinite(samples.times[2]).all(axis=0).sum(axis=1)
+    assert valid.tolist() == [2, 2] + [1] * (cells - 2)
+    assert [what for what, _ in timer.events].count("read") == len(timer.order) == 3 * (cells + 2)
+
+
+def test_no_sample_is_taken_once_more_when_the_time_is_over(monkeypatch):
+    timer = ScriptedTimer(
+        lambda name, lengths, sample: 30.0 if name == "b" and sample == 1 else steady(name, lengths, 0)
+    )
+    bench = bench_of(backend("a"), backend("b"), timer=timer, grid=(32,))
+    bench.planned = {4: bench.planned[4][:1]}
+    clock = iter([0.0, 0.0, 10.0**9, 10.0**9])  # two rounds, then what is taken once more, then the third
+    monkeypatch.setattr(dispatch.bench.rounds, "monotonic", lambda: next(clock))
+    samples = measure(bench, "a", "b")
+    assert samples.times[2, 2, 0, :3].tolist() == [9.0, 30.0, pytest.approx(np.nan, nan_ok=True)]
+    assert len(timer.order) == 2 * 3
+
+
+def test_progress_is_told_of_what_has_been_read_and_what_it_raises_leaves_nothing_unread():
+    timer = ScriptedTimer(steady)
+    bench = bench_of(backend("a"), backend("b"), timer=timer)
+    told = []
+
+    def progress(done):
+        told.append((done, [what for what, _ in timer.events].count("read")))
+        if len(told) == 3:
+            raise MeasureError("hot")
+
+    with pytest.raises(MeasureError, match="hot"):
+        bench.measure(4, ("a", "b"), monotonic() + 60, progress)
+    assert told == [(0, 0), (3, 3), (6, 6)]
+    assert [what for what, _ in timer.events].count("read") == len(timer.order) == 9
+
+
+def test_progress_is_told_of_all_samples_at_the_end():
+    told = []
+    bench = bench_of(backend("a"), backend("b"))
+    bench.measure(4, ("a", "b"), monotonic() + 60, told.append)
+    assert told[-1] == 3 * len(bench.planned[4]) * ROUNDS
+    assert told == sorted(told)
 
 
 def test_a_default_with_wrong_numbers_is_told_and_nothing_is_measured_against_it():

@@ -58,7 +58,8 @@ class DecodeImpl(ABC):
 
     needs_plan: bool = False
     plan_waits: bool = True
-    """Whether `plan` may wait for work that the device does. It is timed: where it may, the device is idle before."""
+    """Whether `plan` may wait for more of the device's work than its own last call has queued. It is timed: where it
+    may, the device is idle before."""
 
     def plan(self, inputs: StepInputs) -> None:  # noqa: B027 - most kernels have nothing to plan
         """Host work that depends on the lengths. Never moves a buffer that a graph has captured."""

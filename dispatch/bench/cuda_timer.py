@@ -127,8 +127,6 @@ class _Captured:
             else:
                 self.planned.synchronize()
         plan_us = self._plan()
-        if self.impl.needs_plan:
-            self.planned.record()
         replayed = self.timer.replay([self.begin, self.layers[layers]])
 
         def read() -> StepTime:
@@ -138,10 +136,13 @@ class _Captured:
         return read
 
     def _plan(self) -> float:
+        if not self.impl.needs_plan:
+            return 0.0
         start = perf_counter_ns()
-        if self.impl.needs_plan:
-            self.impl.plan(self.inputs)
-        return (perf_counter_ns() - start) / 1e3
+        self.impl.plan(self.inputs)
+        took_us = (perf_counter_ns() - start) / 1e3
+        self.planned.record()
+        return took_us
 
     def _forward(self, layers: int) -> None:
         for kv_cache, out in zip(self.chain.kv_caches[:layers], self.chain.outs[:layers], strict=True):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dispatch.bench.arm import Arm, Begun
 from dispatch.bench.chain_layers import chain_layers
+from dispatch.bench.drops import DROPS, drop
 from dispatch.bench.phases import Phases
 from dispatch.bench.pool import PagedPool
 from dispatch.bench.profiles import SEED, PlannedCell
@@ -29,12 +30,9 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ROUNDS = 15
-# After so many rounds, an arm that lost a cell to the default in each of them by more than this is not timed there any
-# more: no box with that cell could be its own.
-DROPS = {2: float(np.log(1.5)), 5: float(np.log(1.10))}
 # A sample so much above what its arm took in another round of the cell, for as many tokens and as long a request, is
-# taken once more, and the faster one counts: longer requests are as long again, and a host that was interrupted between
-# the start of the clock and of the graph is not.
+# taken once more when the round is over, and the faster one counts: longer requests are as long again, and a host that
+# was interrupted between the start of the clock and of the graph is not.
 RETAKE = 1.25
 
 
@@ -76,34 +74,48 @@ class Rounds:
     def run(self, deadline: float, progress: Callable[[int], None]) -> None:
         """Time until all rounds are done, or until `deadline` on the monotonic clock.
 
-        The samples of a cell begin before those of the cell before it are read, so that the device need not wait for
-        the host.
+        `progress` is told how many samples are done; what it raises ends the rounds.
         """
         rng = np.random.default_rng([SEED, len(self.inputs.lengths_host)])
         for round_ in range(self.times.shape[-1]):
             self.pool.shuffle()
-            before: list[Begun] = []
-            outliers: list[tuple[Begun, StepTime]] = []
+            if not self._round(round_, rng, deadline, progress):
+                return
+            if round_ + 1 in self.drops:
+                r = self._r()[..., : round_ + 1]
+                self.exclusions += drop([arm for arm in self.arms if arm.name != TWIN], r, self.drops[round_ + 1])
+            if self.futility and round_ + 1 >= max(self.drops, default=0):  # a drop looks at every round until then
+                self.skipped = self.futility.skipped(self._r(), self._gone())
+            self.complete = round_ + 1
+
+    def _round(self, round_: int, rng: np.random.Generator, deadline: float, progress: Callable[[int], None]) -> bool:
+        """One round; whether it came to its end.
+
+        The samples of a cell begin before those of the cell before it are read, so that the device need not wait for
+        the host.
+        """
+        before: list[Begun] = []
+        outliers: list[tuple[Begun, StepTime]] = []
+        num_arms, num_cells = self.times.shape[1:3]
+        try:
             for c, cell in enumerate(self.cells):
                 shuffled = [self.arms[i] for i in rng.permutation(len(self.arms))]
                 longest = int(cell.lengths[round_].max())
                 fit = [arm for arm in shuffled if c not in arm.lost_cells and longest <= arm.longest]
-                wanted = [arm for arm in fit if not self.skipped[arm.index, c, round_]]
-                over = monotonic() > deadline
-                begun = [] if over else self._begin(wanted, c, round_)
+                if monotonic() > deadline:
+                    return False
+                begun = self._begin([arm for arm in fit if not self.skipped[arm.index, c, round_]], c, round_)
                 outliers += self._read(before)
-                if over:
-                    return
                 before = begun
-                progress((round_ * len(self.cells) + c + 1) * self.times.shape[1])
+                progress((round_ * num_cells + c) * num_arms)
+        finally:  # whatever ends it, nothing is left on the device
             outliers += self._read(before)
-            for first, took in outliers:
-                self._retake(first, took)
-            if round_ + 1 in self.drops:
-                self._drop(round_ + 1, self.drops[round_ + 1])
-            if self.futility and round_ + 1 >= max(self.drops, default=0):  # a drop looks at every round until then
-                self.skipped = self.futility.skipped(self._r(), self._gone())
-            self.complete = round_ + 1
+        for first, took in outliers:
+            if monotonic() > deadline:
+                break
+            self._retake(first, took)
+        progress((round_ + 1) * num_cells * num_arms)
+        return True
 
     def _gone(self) -> NDArray[np.bool_]:
         """Where a row of the samples is not timed any more, [arm, cell]."""
@@ -139,7 +151,7 @@ class Rounds:
         return outliers
 
     def _retake(self, first: Begun, took: StepTime) -> None:
-        """Take a sample once more, and keep the faster one."""
+        """Take a sample once more, on other pages, and keep the faster one."""
         for its in self._begin([first.arm], first.cell, first.round):
             time = self._tried(its.arm, its.cell, its.read)
             if time is not None and self._step_us(time) < self._step_us(took):
@@ -156,11 +168,12 @@ class Rounds:
             return None
 
     def _keep(self, its: Begun, time: StepTime) -> None:
-        cell = self.cells[its.cell]
+        cell, kept = self.cells[its.cell], self.times[:, its.arm.index, its.cell, its.round]
+        kept[:] = np.nan
         try:
             lengths = cell.lengths[its.round]
             check_bandwidth(self.pool.spec, lengths, time.layer_us, self.timer.peak_bytes_per_s)
-            self.times[:, its.arm.index, its.cell, its.round] = _plausible(time, self.plan_hidden)
+            kept[:] = _plausible(time, self.plan_hidden)
         except MeasureError as error:  # an outlier: of 15 rounds, three may be lost
             _log.info("%s, mean KV %d, %s: %s", its.arm.name, cell.cell.mean_kv, cell.cell.profile, error)
 
@@ -173,19 +186,8 @@ class Rounds:
         return float(np.fmin.reduce(step, initial=np.inf))
 
     def _step_us(self, time: StepTime) -> float:
-        return time.plan_us + time.begin_us + self.pool.spec.num_layers * time.layer_us
-
-    def _drop(self, rounds: int, log_ratio: float) -> None:
-        """Take from each arm the cells that it lost to the default by over `log_ratio` in every round so far."""
-        r = self._r()[..., :rounds]
-        for arm in (arm for arm in self.arms if arm.name != TWIN):
-            ratio = r[arm.index]
-            lost = (ratio > log_ratio) | np.isnan(ratio)  # some rounds may be too long for it
-            for c in np.flatnonzero(lost.all(axis=1) & np.isfinite(ratio).any(axis=1)).tolist():
-                if c not in arm.lost_cells:
-                    arm.lost_cells.add(c)
-                    detail = f"{np.exp(np.nanmedian(ratio[c])):.2f} times the default's time"
-                    self.exclusions.append(Exclusion(arm.name, Reason.DROPPED, detail, c))
+        plan_us = 0.0 if self.plan_hidden else time.plan_us
+        return plan_us + time.begin_us + self.pool.spec.num_layers * time.layer_us
 
 
 def _plausible(time: StepTime, plan_hidden: bool) -> tuple[float, ...]:
