@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What smoke/results/h200/vllm is made of, into a folder: smoke/vllm/run.sh FOLDER PART TRACE...
-# PART: numbers, compiled, tp2 (on two GPUs), applied, times, times-long (in the place of FLASHINFER, room for twice as
-# many tokens), times-fp8, or all of them but tp2. Needs vLLM 0.26.0 with our package installed, and an idle GPU of SM90. A
-# plugin's first run tunes, on a GPU that nothing else uses; what only reads its plan, or needs none, runs side by side.
+# PART: numbers, compiled, tp2 (on two GPUs), applied, times, times-again (FLASH_ATTN twice in the place of FLASHINFER),
+# times-fp8, or all of them but tp2. Needs vLLM 0.26.0 with our package installed, and an idle GPU of SM90. A plugin's first
+# run tunes, on a GPU that nothing else uses; what only reads its plan, or needs none, runs side by side.
 set -uo pipefail
 out=$1 part=$2
 shift 2
@@ -39,16 +39,10 @@ case $part in applied | all)
   wait
   ;;
 esac
-case $part in times | all)
-  python3 -m smoke.vllm.times "${traces[@]}" --out "$out/times.json" 2> "$out/times.log"
-  ;;
-esac
-case $part in times-long | all)
-  python3 -m smoke.vllm.times "${traces[@]}" --kv-gib 27.2 --without FLASHINFER --out "$out/times-long.json" \
-    2> "$out/times-long.log"
-  ;;
-esac
-case $part in times-fp8 | all)
-  python3 -m smoke.vllm.times "${traces[@]}" --fp8 --out "$out/times-fp8.json" 2> "$out/times-fp8.log"
-  ;;
-esac
+times() { # name, options
+  python3 -m smoke.vllm.times "${traces[@]}" --out "$out/$1.json" "${@:2}" 2> "$out/$1.log"
+}
+
+case $part in times | all) times times --kv-gib 27.2 --without "FLASH_ATTN again" ;; esac
+case $part in times-again | all) times times-again --kv-gib 27.2 --without FLASHINFER ;; esac
+case $part in times-fp8 | all) times times-fp8 --fp8 ;; esac

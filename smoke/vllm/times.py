@@ -1,6 +1,6 @@
 """Time for each output token of real vLLM: the plugin, FLASH_ATTN and FLASHINFER side by side, taking turns.
 
-    python -m smoke.vllm.times --trace requests.csv [--trace ...] --out times.json [--fp8] [--without FLASHINFER]
+    python -m smoke.vllm.times --trace requests.csv [--trace ...] --out times.json [--fp8] [--without ENGINE]
 
 A model of Qwen3-8B's sizes with random weights. Each backend is a process of its own on the same GPU, of which one runs
 at a time; FLASH_ATTN is two, since two processes with the same kernels are not equally fast. A batch is prompts as long
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--kv-gib", type=float, default=13.6, help="of each engine's KV cache; four of them have to fit"
     )
-    parser.add_argument("--without", choices=BACKENDS[2:], help="makes room for more")
+    parser.add_argument("--without", choices=(BACKENDS[-1], TWIN), help="makes room for more")
     parser.add_argument("--worker")
     options = parser.parse_args(arguments)
     if options.worker:
@@ -125,8 +125,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if not options.out:
         parser.error("--out: where to?")
-    workers = {name: Worker(name, options) for name in BACKENDS if name != options.without}
-    workers[TWIN], again = Worker("FLASH_ATTN", options), Worker(PLUGIN, options)
+    engines = {**{name: name for name in BACKENDS}, TWIN: "FLASH_ATTN"}
+    workers = {name: Worker(backend, options) for name, backend in engines.items() if name != options.without}
+    again = Worker(PLUGIN, options)
     ready = {name: worker.ready_s() for name, worker in workers.items()}  # the plugin first: it tunes on an idle GPU
     token_bytes = 2 * QWEN3_8B["num_hidden_layers"] * QWEN3_8B["num_key_value_heads"] * QWEN3_8B["head_dim"]
     capacity = options.kv_gib * (1 << 30) / (token_bytes * (1 if options.fp8 else 2))
