@@ -267,23 +267,37 @@ class Kernel(DecodeImpl):
         self.machine.kernel(self.gpu_us, self.host_us)
 
 
+class Planner(Kernel):
+    """Plans for 20 us, once what its last plan has queued is done, as FlashInfer's copy from pinned memory is."""
+
+    needs_plan, plan_waits = True, False
+    copied = None
+
+    def plan(self, inputs):
+        if self.copied is None:
+            self.copied = torch.cuda.Event()
+        self.copied.synchronize()
+        self.machine.host_us += 20.0
+        self.copied.record()
+
+
 @pytest.fixture
 def machine(monkeypatch):
     """torch.cuda, as far as the timer calls it, on a machine of our own. The flush takes 110 us, as on an H200."""
     it = Machine()
 
     class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
+        def __init__(self, enable_timing=False):
+            self.timing, self.at_us = enable_timing, 0.0
 
         def record(self):
-            self.at_us = max(it.gpu_us, it.host_us)
-            it.gpu_us = self.at_us
+            self.at_us = it.gpu_us = max(it.gpu_us, it.host_us)
 
         def synchronize(self):
-            it.wait()
+            it.host_us = max(it.host_us, self.at_us)
 
         def elapsed_time(self, end):
+            assert self.timing and end.timing
             return (end.at_us - self.at_us) / 1e3
 
     class Graph:
@@ -356,6 +370,17 @@ def test_a_busy_host_changes_no_time(machine):
     busy = random.Random(0)
     machine.replay_host_us = lambda: busy.uniform(2, 50)
     assert layer_us(machine, 10.0, 5.0) == pytest.approx([10.0] * 20)
+
+
+def test_steps_that_begin_behind_others_hold_no_wait_for_them(machine):
+    # seen to fail: without the wait for what the last plan queued, a plan takes as long as the steps before it
+    pool = PagedPool(spec_of(), 16, 2, torch.device("cpu"))
+    inputs, chain = pool.inputs(1, 16), pool.chain(1)
+    kernels = Kernel(machine, 1000.0, 5.0), Planner(machine, 10.0, 5.0)
+    slow, planner = (machine.timer.record(kernel, inputs, chain) for kernel in kernels)
+    times = [read() for read in [recording.start(2) for _ in range(3) for recording in (slow, planner)]]
+    assert [time.layer_us for time in times] == pytest.approx([1000.0, 10.0] * 3)
+    assert [time.plan_us for time in times] == pytest.approx([0.0, 20.0] * 3)
 
 
 @pytest.mark.parametrize("seed", range(3))
