@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dispatch.conclude import conclude
 from dispatch.decision import Rule
 from dispatch.samples import TWIN, BucketSamples, Cell, Samples
 from dispatch.samplesfile import read_samples, write_samples
 from smoke.facts.chosen import gains, held_out
+from smoke.facts.fast import compared, in_all
 from smoke.facts.from_samples import from_samples
 from smoke.facts.replan import main as replan
 from smoke.facts.replan import speeds, summary
@@ -46,6 +48,7 @@ TIMES = {
 
 def samples_of(*buckets: BucketSamples, num_layers: int = 1, **spec) -> Samples:
     key = {"spec": spec_of(**spec).to_json(), "max_seq_len": 5000}
+    key |= {"buckets": [its.bucket for its in buckets], "backends": [*PRIORITY]}
     return Samples(key, num_layers, "fa3", PRIORITY, Rule(), buckets)
 
 
@@ -160,6 +163,23 @@ def test_each_half_of_the_rounds_decides_and_the_other_scores():
     assert judged.mean == pytest.approx(1.2 ** (-7 / 15))  # the even ones are the default's
     steady = held_out(samples_of(bucket_of({"fa3": [10.0], TWIN: [[10.0] * 14 + [10.4]], XQA: [8.0]}, CELLS[:1])))
     assert (steady.batches, steady.slower, steady.twin_slower) == (ROUNDS, 0, 1)
+
+
+def test_a_quick_plan_is_compared_with_a_longer_run_s_on_the_batches_of_either():
+    """The longer run saw XQA take 8 of 10 and chose it everywhere; the quick one saw it take 10, and kept FA3."""
+    slow = samples_of(bucket_of({"fa3": [10.0, 10.0], XQA: [8.0, 8.0]}, CELLS[:2]))
+    quick = samples_of(bucket_of({"fa3": [10.0, 10.0], XQA: [10.0, 10.0]}, CELLS[:2]))
+    plans = conclude(quick, {}), conclude(slow, {})
+    (row,) = compared(*plans, slow)
+    assert (row["batches"], row["differ"], row["costs"], row["timed"]) == (2 * ROUNDS,) * 4
+    assert (row["quick_over_default"], row["over_default"]) == pytest.approx((1.0, 1.25))
+    by_slow, by_quick = (in_all(compared(*plans, samples)) for samples in (slow, quick))
+    assert by_slow == pytest.approx(
+        {"differ": 1.0, "cost": 0.25, "cost_over_all": 0.25, "quick_over_default": 1.0, "over_default": 1.25}
+    )
+    assert by_quick == pytest.approx(
+        {"differ": 1.0, "cost": 0.0, "cost_over_all": 0.0, "quick_over_default": 1.0, "over_default": 1.0}
+    )
 
 
 def test_rows_of_a_recorded_run(tmp_path):
