@@ -12,8 +12,8 @@ from dispatch.evidence import Evidence
 from dispatch.selector import select_stable, still_good
 
 LEAST_ROUNDS = 20  # of a box: of fewer batches, some are fast by luck wherever one looks for them
-# Unless so many are there and each gains delta: a candidate that wins two thirds of the batches does so once in 26
-# times; 16 of 20 it wins once in 7.
+# Unless so many are there and each gains delta: who wins two thirds of all batches wins 8 of 8 once in 26 times, and at
+# least 16 of 20 once in 7.
 CERTAIN_ROUNDS = 8
 
 
@@ -27,12 +27,15 @@ def decide_cells(evidence: Evidence, cells: Sequence[int], rule: Rule, incumbent
     default = evidence.candidates[0]
     if decision.candidate == default or decision.reason is Reason.INCUMBENT:
         return decision
-    few = evidence.planned[list(cells)].sum() < min(LEAST_ROUNDS, evidence.planned.sum())
-    few = few and not _each_gains(evidence, decision, cells)
+    rounds, needed = evidence.planned[list(cells)].sum(), min(LEAST_ROUNDS, evidence.planned.sum())
+    few = rounds < needed and not _each_gains(evidence, decision, cells)
     if not few and cross_fitted_speedup(evidence, cells, rule) > 1.0:
         return decision
     why = Reason.TOO_FEW_ROUNDS if few else Reason.UNCONFIRMED
-    verdicts = tuple(replace(v, reason=why) if v.candidate == decision.candidate else v for v in decision.verdicts)
+    detail = f"{rounds} of {needed}, or {CERTAIN_ROUNDS} where each gains" if few else ""
+    verdicts = tuple(
+        replace(v, reason=why, detail=detail) if v.candidate == decision.candidate else v for v in decision.verdicts
+    )
     held = next((v for v in verdicts if v.candidate == incumbent != decision.candidate), None)
     if held is not None and still_good(held, evidence, list(cells), rule):
         return replace(decision, candidate=held.candidate, reason=Reason.INCUMBENT, verdicts=verdicts)
@@ -49,7 +52,8 @@ def _each_gains(evidence: Evidence, decision: Decision, cells: Sequence[int]) ->
 def cross_fitted_speedup(evidence: Evidence, cells: Sequence[int], rule: Rule, incumbent: str | None = None) -> float:
     """Speed over the default of what the rule picks on one half of the rounds, scored on the other half.
 
-    Rule 1 is not applied: a half has too few rounds for it. 1.0 where the default is picked.
+    Rule 1 is not applied: a half has too few rounds for it. 1.0 where the default is picked. In a box of few rounds it
+    says little: each of them had to gain.
     """
     gains = []
     for choose, score in (evidence.halves, evidence.halves[::-1]):

@@ -16,7 +16,7 @@ from smoke.facts.chosen import gains, held_out
 from smoke.facts.fast import compared, in_all
 from smoke.facts.from_samples import from_samples
 from smoke.facts.replan import main as replan
-from smoke.facts.replan import speeds, summary
+from smoke.facts.replan import replanned, speeds, summary
 from smoke.facts.samples import (
     backend_ratios,
     best_gain,
@@ -200,11 +200,12 @@ def test_a_plan_decided_anew_is_scored_on_what_was_compared(tmp_path, capsys):
     slower = {**batch, "step_us": {**times, XQA: [12.0, 12.0, None]}}
     faster = {**batch, "step_us": {**times, XQA: [9.0, 9.0, 20.0]}}
     elsewhere = {**batch, "max_kv": 900, "trace": "code", "step_us": {**times, XQA: [20.0] * 3}}
-    found = speeds(samples, [slower, faster, elsewhere])
-    assert found == [("chat", pytest.approx(10 / 12)), ("chat", pytest.approx(10 / 9)), ("code", 1.0)]
+    found = replanned(samples, [slower, faster, elsewhere])
+    assert [its.trace for its in found] == ["chat", "chat", "code"]
+    assert speeds(found, "plan", "fa3") == pytest.approx([10 / 12, 10 / 9, 1.0])
     mean = (10 / 12 * 10 / 9) ** (1 / 3)
     line = f"{mean:.3f}x over the default, worst 0.833x, of 3 batches; 33.3% below 0.99x, 33.3% below 0.97x"
-    assert summary([speed for _, speed in found]) == line
+    assert summary(speeds(found, "plan", "fa3")) == line
 
 
 def test_the_recorded_comparison_is_scored_as_its_file_says(capsys):

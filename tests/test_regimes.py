@@ -10,12 +10,13 @@ import pytest
 
 from dispatch._core import BackendPlan
 from dispatch.bench.profiles import default_profiles, means_of, plan_cells
+from dispatch.confirm import decide_cells
 from dispatch.decision import Reason, Rule
 from dispatch.part import Part
 from dispatch.partition import Search
 from dispatch.plane import Plane
 from dispatch.regimes import decide_bucket
-from dispatch.samples import Box, Cell, Exclusion
+from dispatch.samples import TWIN, Box, Cell, Exclusion
 from dispatch.subcells import Subcells
 from tests.tables import DEFAULT, PRIORITY, ROUNDS, bucket_of, prepared
 
@@ -97,12 +98,29 @@ def test_a_cut_that_saves_less_than_a_third_of_a_percent_is_not_made(time, boxes
     ],
 )
 def test_a_box_has_twenty_rounds_or_eight_of_which_each_gains(rounds, slowest, winner):
-    short, long = [[80.0] * (rounds - 1) + [slowest] + [np.nan] * (20 - rounds), [130.0] * 20]
-    samples = bucket_of({DEFAULT: [[100.0] * 20] * 2, XQA: [short, long]}, [Cell(128, 128, "a"), Cell(8192, 8192, "b")])
-    samples.longest[0, rounds:] = samples.means[0, rounds:] = 0  # not drawn
+    samples = few_rounds(rounds, slowest)
     regimes = decide_bucket(samples, 1, PRIORITY, RULE)
-    assert served(regimes, samples.cells[0]) == [winner]
-    assert served(regimes, samples.cells[1]) == [DEFAULT]
+    assert [served(regimes, cell) for cell in samples.cells] == [[winner], [DEFAULT]]
+
+
+@pytest.mark.parametrize(("noise", "winner"), [(0.01, XQA), (0.02, DEFAULT)])
+def test_in_few_rounds_each_gains_what_the_noise_asks_for(noise, winner):
+    # 100 / 96.5 is 3.6%: of noise of 2%, the margin is 4%
+    decision = decide_cells(prepared(few_rounds(8, 96.5, noise)), [0], RULE)
+    (verdict,) = (v for v in decision.verdicts if v.candidate == XQA)
+    few = Reason.TOO_FEW_ROUNDS, "8 of 20, or 8 where each gains"
+    assert decision.candidate == winner
+    assert (verdict.reason, verdict.detail) == (few if winner == DEFAULT else (Reason.FASTEST, ""))
+
+
+def few_rounds(rounds, slowest, noise=0.0):
+    """A cell of few rounds, in which XQA takes 80 but in the last, and one of 20. cuDNN is slow in both."""
+    short, long = [[80.0] * (rounds - 1) + [slowest] + [np.nan] * (20 - rounds), [130.0] * 20]
+    twin = [[100 * np.exp(noise)] * 20, [100.0] * 20]
+    times = {DEFAULT: [[100.0] * 20] * 2, TWIN: twin, CUDNN: [[140.0] * 20] * 2, XQA: [short, long]}
+    samples = bucket_of(times, [Cell(128, 128, "a"), Cell(8192, 8192, "b")])
+    samples.longest[0, rounds:] = samples.means[0, rounds:] = 0  # not drawn
+    return samples
 
 
 def test_every_measured_cell_lies_in_exactly_one_box():

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from dispatch.bench.compare import PLAN, Snapshot
-from dispatch.bench.compare_summary import SLOWER
+from dispatch.bench.compare import BEST, BEST_FIXED, PLAN, Snapshot
+from dispatch.bench.compare_summary import LARGE_BYTES, SLOWER
 from dispatch.regimes import decide
 from dispatch.samples import BucketSamples, Samples
 from dispatch.samplesfile import read_samples
@@ -29,8 +29,8 @@ from dispatch.samplesfile import read_samples
 TRACES = "trace"  # how the names of their profiles begin
 
 
-def speeds(samples: Samples, snapshots: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    """Of each snapshot, as Snapshot.to_json writes it: its trace, and how fast it is over the default's time."""
+def replanned(samples: Samples, snapshots: Sequence[Mapping[str, Any]]) -> list[Snapshot]:
+    """Snapshots, as Snapshot.to_json writes them, with what these samples plan for them; those with a time of it."""
     regimes, found = decide(samples), []
     for each in snapshots:
         boxes = [regime.box for regime in regimes.get(each["bucket"], ())]
@@ -42,10 +42,14 @@ def speeds(samples: Samples, snapshots: Sequence[Mapping[str, Any]]) -> list[tup
             planned=planned,
             equal=None,
         )
-        speed = snapshot.speed(PLAN, samples.default)
-        if speed is not None:
-            found.append((snapshot.trace, speed.speed))
+        if snapshot.speed(PLAN, samples.default) is not None:
+            found.append(snapshot)
     return found
+
+
+def speeds(snapshots: Sequence[Snapshot], arm: str, over: str) -> list[float]:
+    """How fast an arm is over another, where both have times."""
+    return [speed.speed for each in snapshots if (speed := each.speed(arm, over)) is not None]
 
 
 def keep(samples: Samples, keeps: Callable[[str], bool]) -> Samples:
@@ -86,21 +90,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     content = options.comparison.read_bytes()
     (compared,) = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)["comparisons"]
     snapshots, profiles = compared["snapshots"], {cell.profile for b in samples.buckets for cell in b.cells}
-    _print("general profiles", speeds(keep(samples, lambda name: not name.startswith(TRACES)), snapshots))
+    general = replanned(keep(samples, lambda name: not name.startswith(TRACES)), snapshots)
+    _print("general profiles", general, samples.default)
+    for batch in sorted({its.batch for its in general}):
+        some = [its for its in general if its.batch == batch]
+        plan, best = (geometric_mean(speeds(some, arm, samples.default)) for arm in (PLAN, BEST))
+        print(f"  batch {batch}: {plan:.3f}x, the best of each {best:.3f}x")
+    if large := [its for its in general if its.kv_bytes > LARGE_BYTES]:
+        ours = geometric_mean(speeds(large, PLAN, BEST_FIXED))
+        print(f"  over 200 MB of KV a layer: {ours:.3f}x of the best backend of each, {len(large)} batches")
     served = []
     for trace in dict.fromkeys(each["trace"] for each in snapshots):
         if (its := f"{TRACES}-{trace}") in profiles:
             with_it = keep(samples, lambda name, its=its: not name.startswith(TRACES) or name == its)
-            served += speeds(with_it, [each for each in snapshots if each["trace"] == trace])
+            served += replanned(with_it, [each for each in snapshots if each["trace"] == trace])
     if served:
-        _print("general profiles and the trace that is served", served)
+        _print("general profiles and the trace that is served", served, samples.default)
 
 
-def _print(tuned_on: str, found: Sequence[tuple[str, float]]) -> None:
+def _print(tuned_on: str, found: Sequence[Snapshot], default: str) -> None:
     print(f"tuned on the {tuned_on}")
-    for trace in dict.fromkeys(trace for trace, _ in found):
-        print(f"  {trace}: {summary([speed for name, speed in found if name == trace])}")
-    print(f"  all: {summary([speed for _, speed in found])}")
+    for trace in dict.fromkeys(its.trace for its in found):
+        print(f"  {trace}: {summary(speeds([its for its in found if its.trace == trace], PLAN, default))}")
+    print(f"  all: {summary(speeds(found, PLAN, default))}")
 
 
 if __name__ == "__main__":
