@@ -12,6 +12,7 @@ from dispatch.conclude import conclude
 from dispatch.decision import Rule
 from dispatch.samples import TWIN, BucketSamples, Cell, Samples
 from dispatch.samplesfile import read_samples, write_samples
+from smoke.facts.across import speeds as across
 from smoke.facts.chosen import gains, held_out
 from smoke.facts.fast import compared, in_all
 from smoke.facts.from_samples import from_samples
@@ -180,6 +181,15 @@ def test_a_quick_plan_is_compared_with_a_longer_run_s_on_the_batches_of_either()
     assert by_quick == pytest.approx(
         {"differ": 1.0, "cost": 0.0, "cost_over_all": 0.0, "quick_over_default": 1.0, "over_default": 1.0}
     )
+
+
+def test_a_plan_is_scored_on_the_rounds_of_another_run():
+    """XQA takes 8 of 10 where it was chosen, and there 9, 12 in one round, and nothing is known of another round."""
+    plan = conclude(samples_of(bucket_of({"fa3": [10.0, 10.0], XQA: [8.0, 8.0]}, CELLS[:2])), {})
+    other = samples_of(bucket_of({"fa3": [10.0], XQA: [[9.0] * 13 + [12.0, np.nan]]}, CELLS[:1]))
+    assert across(plan, other) == pytest.approx([10 / 9] * 13 + [10 / 12])
+    without = samples_of(bucket_of({"fa3": [10.0], CUDNN: [9.0]}, CELLS[:1]))
+    assert across(plan, without) == []  # that run had no XQA
 
 
 def test_rows_of_a_recorded_run(tmp_path):
