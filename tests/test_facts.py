@@ -185,11 +185,13 @@ def test_a_quick_plan_is_compared_with_a_longer_run_s_on_the_batches_of_either()
 
 def test_a_plan_is_scored_on_the_rounds_of_another_run():
     """XQA takes 8 of 10 where it was chosen, and there 9, 12 in one round, and nothing is known of another round."""
-    plan = conclude(samples_of(bucket_of({"fa3": [10.0, 10.0], XQA: [8.0, 8.0]}, CELLS[:2])), {})
+    decides = samples_of(bucket_of({"fa3": [10.0, 10.0], XQA: [8.0, 8.0]}, CELLS[:2]))
     other = samples_of(bucket_of({"fa3": [10.0], XQA: [[9.0] * 13 + [12.0, np.nan]]}, CELLS[:1]))
-    assert across(plan, other) == pytest.approx([10 / 9] * 13 + [10 / 12])
+    assert across(decides, other) == pytest.approx([10 / 9] * 13 + [10 / 12])
     without = samples_of(bucket_of({"fa3": [10.0], CUDNN: [9.0]}, CELLS[:1]))
-    assert across(plan, without) == []  # that run had no XQA
+    assert across(decides, without) == []  # that run had no XQA
+    elsewhere = samples_of(bucket_of({"fa3": [10.0], XQA: [9.0]}, CELLS[:1], bucket=4))
+    assert across(decides, elsewhere) == []  # and this one another batch size
 
 
 def test_rows_of_a_recorded_run(tmp_path):

@@ -13,25 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from dispatch.conclude import conclude
-from dispatch.plan import StoredPlan
-from dispatch.samples import Samples, log_of_times
+from dispatch.samples import Samples
 from dispatch.samplesfile import read_samples
-from smoke.facts.fast import chosen
+from smoke.facts.chosen import served
 from smoke.facts.replan import summary
 
 
-def speeds(plan: StoredPlan, samples: Samples) -> list[float]:
-    """How many times faster the plan is than the default, of each batch."""
-    found: list[float] = []
-    for its in samples.buckets:
-        if its.bucket not in plan.buckets:
-            continue
-        log, own = log_of_times(its.step_us(samples.num_layers)), np.nonzero(its.longest)
-        served = [its.candidates.index(name) if name in its.candidates else -1 for name in chosen(plan, its)]
-        gain = np.where(np.array(served) < 0, np.nan, log[0][own] - log[(served, *own)])
-        found += np.exp(gain[np.isfinite(gain)]).tolist()
-    return found
+def speeds(decides: Samples, scores: Samples) -> list[float]:
+    """How many times faster than the default the plan is, of each batch."""
+    return [float(np.exp(-log)) for _, log, _ in served(decides, scores)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("other", type=Path)
     options = parser.parse_args(arguments)
     (samples,), (other,) = read_samples(options.samples), read_samples(options.other)
-    print(summary(speeds(conclude(samples, {}), other)))
+    print(summary(speeds(samples, other)))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def gains(samples: Samples) -> Gains:
     """Of the plan that the rule makes of all rounds."""
     regimes = [regime for own in decide(samples).values() for regime in own]
     speedups = [r.speedup for r in regimes if r.decision.candidate != samples.default] or [1.0]
-    logs = [log for _, log, _ in _served(samples, samples)]
+    logs = [log for _, log, _ in served(samples, samples)]
     other = sum(r.decision.candidate != samples.default for r in regimes)
     return Gains(
         len(regimes),
@@ -64,10 +64,10 @@ def gains(samples: Samples) -> Gains:
 def held_out(samples: Samples) -> HeldOut:
     """The even rounds decide and the odd ones score, then the other way round."""
     even, odd = (_of_rounds(samples, first) for first in (0, 1))
-    served = [*_served(even, odd), *_served(odd, even)]
-    others = [(log, twin) for is_other, log, twin in served if is_other]
+    batches = [*served(even, odd), *served(odd, even)]
+    others = [(log, twin) for is_other, log, twin in batches if is_other]
     slower, twin_slower = (sum(each[i] > SLOWER for each in others) for i in (0, 1))
-    return HeldOut(len(others), slower, twin_slower, float(np.exp(-np.mean([log for _, log, _ in served]))))
+    return HeldOut(len(others), slower, twin_slower, float(np.exp(-np.mean([log for _, log, _ in batches]))))
 
 
 def _of_rounds(samples: Samples, first: int) -> Samples:
@@ -78,11 +78,11 @@ def _of_rounds(samples: Samples, first: int) -> Samples:
     return replace(samples, rule=replace(samples.rule, min_rounds=HALF_ROUNDS), buckets=buckets)
 
 
-def _served(decides: Samples, scores: Samples) -> Iterator[tuple[bool, float, float]]:
+def served(decides: Samples, scores: Samples) -> Iterator[tuple[bool, float, float]]:
     """Of every batch: whether another than the default serves it, and the log of its time, and of the twin's, over the
-    default's. The default's time is the mean of its two."""
+    default's. The default's time is the mean of its two. Not of what `scores` has no times of."""
     regimes = decide(decides)
-    for bucket in scores.buckets:
+    for bucket in (its for its in scores.buckets if its.bucket in regimes):
         step = log_of_times(bucket.step_us(scores.num_layers))
         twin = bucket.candidates.index(TWIN)
         first, second = step[0], step[twin]
@@ -91,8 +91,9 @@ def _served(decides: Samples, scores: Samples) -> Iterator[tuple[bool, float, fl
         for c, round_ in np.argwhere(np.isfinite(both)).tolist():
             mean_kv, longest = int(bucket.means[c, round_]), int(bucket.longest[c, round_])
             name = next((box.candidate for box in boxes if box.holds(mean_kv, longest)), scores.default)
-            log = step[bucket.candidates.index(name), c, round_] - both[c, round_]
             if name == scores.default:
                 yield False, 0.0, 0.0
-            elif np.isfinite(log):
-                yield True, float(log), float(step[twin, c, round_] - step[0, c, round_])
+            elif name in bucket.candidates:
+                log = step[bucket.candidates.index(name), c, round_] - both[c, round_]
+                if np.isfinite(log):
+                    yield True, float(log), float(step[twin, c, round_] - step[0, c, round_])
