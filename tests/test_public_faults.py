@@ -15,6 +15,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -283,7 +284,7 @@ class Planner(Kernel):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """torch.cuda, as far as the timer calls it, on a machine of our own. The flush takes 110 us, as on an H200."""
+    """torch.cuda, as far as the timer calls it, on a machine of our own. The flush takes 75 us, as on an H200."""
     it = Machine()
 
     class Event:
@@ -334,19 +335,18 @@ def machine(monkeypatch):
 
     class Flush:
         def fill_(self, value):
-            it.kernel(110.0)
+            it.kernel(75.0)
 
     fakes = {"Event": Event, "CUDAGraph": Graph, "graph": capture, "stream": nothing}
     fakes |= {"Stream": lambda device: Stream(), "current_stream": lambda device: Stream()}
     fakes |= {"synchronize": lambda device: it.wait(), "graph_pool_handle": lambda: None}
-    fakes |= {"current_device": lambda: 0}
+    fakes |= {"current_device": lambda: 0, "get_device_properties": lambda device: SimpleNamespace(L2_cache_size=1)}
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     module = dispatch.bench.cuda_timer
     monkeypatch.setattr(module, "Filler", Filler)
     monkeypatch.setattr(module, "FillerWeights", lambda device: None)
     monkeypatch.setattr(module, "nominal_bandwidth", lambda device: None)
-    monkeypatch.setattr(module, "FLUSH_BYTES", 1)
     monkeypatch.setattr(module, "perf_counter_ns", lambda: int(it.host_us * 1e3))
     it.timer = CudaTimer(torch.device("cpu"))
     it.timer.flush = Flush()
@@ -368,7 +368,7 @@ def test_the_cost_of_launching_is_not_on_the_clock(machine):
 def test_a_busy_host_changes_no_time(machine):
     # seen to fail: with the flush behind the first event, or without it, the GPU waits for the host on the clock
     busy = random.Random(0)
-    machine.replay_host_us = lambda: busy.uniform(2, 50)
+    machine.replay_host_us = lambda: busy.uniform(2, 35)
     assert layer_us(machine, 10.0, 5.0) == pytest.approx([10.0] * 20)
 
 
