@@ -1,7 +1,8 @@
-"""The bins of (mean KV, skew) that boxes are made of. Needs numpy alone.
+"""The bins of (mean KV, skew) that boxes are made of, and those of the longest request. Needs numpy alone.
 
 Bins of mean KV end at powers of 2 and in the middle between them: kernels change what they do at powers of 2 (on an
-H200, at batch 1, cuDNN's takes a fifth longer above 4096 tokens).
+H200, at batch 1, cuDNN's takes a fifth longer above 4096 tokens). Of what length tells is another matter: at batch 4
+it is the longest request, above 1024 tokens, that costs cuDNN's an eighth.
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ class Bins:
 def of_skews(skews: ArrayLike) -> Ints:
     """The bin of each skew, which is at least EVEN."""
     found: Ints = np.searchsorted(_SKEWS, np.maximum(skews, EVEN), side="right") - 1
+    return found
+
+
+def of_longest(longest: ArrayLike) -> Ints:
+    """The bin of each longest request, of 1 token or more: they end at powers of 2."""
+    found: Ints = np.ceil(np.log2(np.maximum(longest, 1))).astype(np.int64)
     return found
 
 

@@ -35,9 +35,9 @@ class Rule:
     cluster_margin: candidates so close to the fastest count as equal, and priority decides.
     min_rounds: a cell with fewer valid rounds says nothing (12 of 15: an outlier a cell may be lost).
     win_share: the share of rounds that must be won; 0.8 of 15 by luck alone has a probability of 2%.
-    tie: so much slower counts as equal; a box may hold batches in which both are.
+    tie: so much slower counts as equal, as one sample's noise is; a box may hold batches in which both are.
     cell_win_share: the share of rounds that must be won, or equal, in each pair of bins: lengths are new in each round,
-    so even one may be a mixture of gains and losses.
+    so even one may be a mixture of gains and losses. One of 7 may be lost, two of 14, three of 20.
     loss, lost_share: a batch is lost where it takes longer than the default by more than `loss` and three times the
     noise of its cell. Of a box's batches no more than this share may be lost (always three, and two
     of a cell, which may be outliers), and as many more as the default and its twin are so far apart in.
@@ -47,8 +47,8 @@ class Rule:
     cluster_margin: float = 0.01
     min_rounds: int = 12
     win_share: float = 0.8
-    tie: float = 0.005
-    cell_win_share: float = 0.8
+    tie: float = 0.01
+    cell_win_share: float = 0.85
     loss: float = 0.02
     lost_share: float = 0.02
 

@@ -29,13 +29,16 @@ class Held:
 
 def held_everywhere(evidence: Evidence, candidate: int, cells: Sequence[int], rule: Rule) -> tuple[bool, Held]:
     """Whether it is held in each pair of bins, whichever profile its rounds are of; and, since in a corner of the plane
-    a pair has few rounds, in each square of two by two pairs, and in each bin of mean and skew; and that no corner of a
-    pair is slower, as far as the rounds around it tell. And how it is in the pairs.
+    a pair has few rounds, in each square of two by two pairs, and in each bin of mean and skew; and in each pair of
+    bins of skew and of the longest request; and that no corner of a pair is slower, as far as the rounds around it
+    tell. And how it is in the pairs.
     """
     m, s = evidence.mean_bin, evidence.skew_bin
     pairs = held(evidence, candidate, cells, evidence.pair, rule)
     squares = (pairs_of((m + right) // 2, (s + up) // 2) for right in (0, 1) for up in (0, 1))
-    wider = (held(evidence, candidate, cells, groups, rule) for groups in (m, s, *squares))
+    wider = (
+        held(evidence, candidate, cells, groups, rule) for groups in (m, s, *squares, pairs_of(evidence.longest_bin, s))
+    )
     corners = evidence.corners[candidate, list(cells)] <= rule.tie
     return bool(corners.all() and pairs.in_cell.all()) and all(its.in_cell.all() for its in wider), pairs
 

@@ -16,7 +16,7 @@ _SAID = reprlib.Repr()
 _SAID.maxlist = _SAID.maxstring = 64  # all buckets of most engines; not all of a file that is made to be large
 _DEPTH = 3  # of objects in a key; what a file nests deeper is compared as it is
 
-RULE_VERSION = 7  # raised when the deciding rule or the way of measuring changes
+RULE_VERSION = 8  # raised when the deciding rule or the way of measuring changes
 
 
 def canonical(data: Any) -> bytes:

@@ -1,8 +1,8 @@
-"""Cells as a plan sees them: rounds of another mean or skew are another cell. Needs numpy alone.
+"""Cells as a plan sees them: rounds of another mean, skew or longest request are another cell. Needs numpy alone.
 
 A cell is measured on new lengths in each round: their means lie around its point, and in a ragged cell the longest
 request differs by a factor of two and more. A plan is asked by mean and skew: what is measured in one bin of them must
-not speak for another.
+not speak for another. And a kernel may change where the longest request does, within bins of both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Subcells:
     """The parts of a bucket's cells whose rounds lie in one bin, in the order of the cells.
 
     `source`: the index of the cell that each is of. `own`: which rounds are its own, [part, round]. `mean_bin`,
-    `skew_bin`: where they lie.
+    `skew_bin`, `longest_bin`: where they lie.
     """
 
     bins: Bins
@@ -30,19 +30,23 @@ class Subcells:
     own: NDArray[np.bool_]
     mean_bin: Ints
     skew_bin: Ints
+    longest_bin: Ints
 
     @classmethod
     def of(cls, samples: BucketSamples) -> Subcells:
         """`samples`: of whole cells, with a round at least. Times are not looked at."""
         points = np.array([cell.mean_kv for cell in samples.cells])
         grid = Bins.of(np.concatenate([points, samples.means[samples.longest > 0]]))
-        mean_bin, skew_bin = grid.of_means(samples.means), bins.of_skews(skews_of(samples))
-        found = []
+        of_round = np.stack(
+            [grid.of_means(samples.means), bins.of_skews(skews_of(samples)), bins.of_longest(samples.longest)], axis=-1
+        )
+        source, own, where = [], [], []
         for c, planned in enumerate(samples.longest > 0):
-            for m, s in sorted({*zip(mean_bin[c][planned].tolist(), skew_bin[c][planned].tolist(), strict=True)}):
-                found.append((c, m, s, planned & (mean_bin[c] == m) & (skew_bin[c] == s)))
-        source, means, skews, own = zip(*found, strict=True)
-        return cls(grid, np.array(source), np.array(own), np.array(means), np.array(skews))
+            for its in np.unique(of_round[c][planned], axis=0):
+                source.append(c)
+                own.append(planned & (of_round[c] == its).all(axis=1))
+                where.append(its)
+        return cls(grid, np.array(source), np.array(own), *np.array(where).T)
 
     def split(self, samples: BucketSamples) -> BucketSamples:
         """The same samples, in these parts. Rounds that are not a part's have `longest` 0 and no times."""

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dispatch.bins import RATIO, Bins, of_skews, skews
+from dispatch.bins import RATIO, Bins, of_longest, of_skews, skews
 from dispatch.samples import EVEN
 
 
@@ -47,6 +47,11 @@ def test_bins_of_skews_begin_at_powers_of_their_ratio():
     # 1000 * 1.25^k: 1000, 1250, 1562.5, 1953.1, 2441.4
     assert [skews(k)[0] for k in range(5)] == [1000, 1250, 1562, 1953, 2441]
     assert of_skews([1561, 1562, 2440, 2441]).tolist() == [1, 2, 3, 4]
+
+
+def test_bins_of_the_longest_request_end_at_powers_of_two():
+    assert of_longest([1, 2, 3, 4, 5, 1024, 1025, 2048, 131072, 131073]).tolist() == [0, 1, 2, 2, 3, 10, 11, 11, 17, 18]
+    assert of_longest([0]).tolist() == [0]  # of a round that is not the cell's
 
 
 def test_a_request_that_is_all_of_a_large_batch_has_a_bin_of_its_own():

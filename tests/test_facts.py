@@ -223,5 +223,5 @@ def test_a_plan_decided_anew_is_scored_on_what_was_compared(tmp_path, capsys):
 def test_the_recorded_comparison_is_scored_as_its_file_says(capsys):
     results = Path(__file__).parent.parent / "smoke/results/h200"
     command, *told = (results / "replan-qwen3-8b.txt").read_text().split("$")[1].splitlines(keepends=True)
-    replan([str(results / name) for name in command.split()[-2:]])
+    replan([str(results / name) for name in command.split()[3:]])
     assert capsys.readouterr().out == "".join(told)

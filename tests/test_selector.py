@@ -48,19 +48,19 @@ def test_a_winner_must_gain_twice_the_spread_of_the_default_against_itself(time,
 
 
 def test_a_candidate_slower_in_one_cell_is_never_chosen_however_much_it_gains_in_the_others():
-    decision = select_stable(evidence_of({DEFAULT: [100, 100, 100], XQA: [50, 50, 101]}), [0, 1, 2], RULE)
+    decision = select_stable(evidence_of({DEFAULT: [100, 100, 100], XQA: [50, 50, 102]}), [0, 1, 2], RULE)
     assert decision.candidate == DEFAULT
     assert decision.reason is Reason.INCONSISTENT
     assert verdict(decision, XQA).worst_cell == 2
 
 
 def test_only_the_cells_of_the_box_count():
-    assert select_stable(evidence_of({DEFAULT: [100, 100], XQA: [50, 101]}), [0], RULE).candidate == XQA
+    assert select_stable(evidence_of({DEFAULT: [100, 100], XQA: [50, 102]}), [0], RULE).candidate == XQA
 
 
-@pytest.mark.parametrize(("lost", "winner"), [(3, XQA), (4, DEFAULT)])  # 12 of 15 is 80%, 11 of 15 is 73%
-def test_a_winner_must_win_four_rounds_of_five(lost, winner):
-    assert select_stable(evidence_of({DEFAULT: 100, XQA: rounds(80, *[101] * lost)}), [0], RULE).candidate == winner
+@pytest.mark.parametrize(("equal", "winner"), [(3, XQA), (4, DEFAULT)])  # 12 of 15 is 80%, 11 of 15 is 73%
+def test_a_winner_must_win_four_rounds_of_five(equal, winner):
+    assert select_stable(evidence_of({DEFAULT: 100, XQA: rounds(80, *[100] * equal)}), [0], RULE).candidate == winner
 
 
 @pytest.mark.parametrize(("missing", "winner"), [(3, XQA), (4, DEFAULT)])  # 12 valid rounds are needed
@@ -129,14 +129,14 @@ def test_a_stored_default_yields_only_to_a_gain_that_is_clearly_more_than_delta(
     assert select_stable(evidence, [0], RULE, incumbent=DEFAULT).candidate == winner
 
 
-@pytest.mark.parametrize("slower", [100.6, 101.9])
+@pytest.mark.parametrize("slower", [101.1, 101.9])
 def test_an_incumbent_stays_where_one_cell_is_slower_by_what_noise_may_be(slower):
     evidence = evidence_of({DEFAULT: [100, 100], XQA: [80, slower]})
     assert select_stable(evidence, [0, 1], RULE, incumbent=XQA).reason is Reason.INCUMBENT
     assert select_stable(evidence, [0, 1], RULE).candidate == DEFAULT  # and would not be chosen
 
 
-@pytest.mark.parametrize("times", [[101, 101], [80, 103]])  # slower on average; a cell of batches that are lost
+@pytest.mark.parametrize("times", [[102, 102], [80, 103]])  # slower on average; a cell of batches that are lost
 def test_an_incumbent_that_became_slower_than_the_default_goes(times):
     evidence = evidence_of({DEFAULT: [100, 100], XQA: times})
     assert select_stable(evidence, [0, 1], RULE, incumbent=XQA).candidate == DEFAULT
@@ -173,7 +173,7 @@ def test_a_candidate_excluded_in_one_cell_serves_a_box_without_it():
 
 
 def test_a_decision_for_the_default_carries_the_reason_of_the_closest_loser():
-    inconsistent = rounds(90, *[101] * 4)
+    inconsistent = rounds(90, *[102] * 4)
     decision = select_stable(evidence_of({DEFAULT: 100, XQA: 98, CUDNN: inconsistent}), [0], RULE)
     assert decision.reason is Reason.INCONSISTENT  # cudnn was the closest, at 90
 
@@ -220,10 +220,10 @@ def test_the_selector_imports_neither_torch_nor_a_kernel_library():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
-@pytest.mark.parametrize(("won", "chosen"), [(12, XQA), (11, DEFAULT)])
-def test_each_cell_must_be_won_in_four_rounds_of_five(won, chosen):
-    # the second cell's median is a gain either way, and on average every round is a gain; 12 of 15 rounds are 80%
-    mixed = [98.0] * won + [101.0] * (ROUNDS - won)
+@pytest.mark.parametrize(("won", "chosen"), [(13, XQA), (12, DEFAULT)])
+def test_each_cell_must_be_won_in_most_rounds(won, chosen):
+    # the second cell's median is a gain either way, and on average every round is a gain; 0.85 of 15 are 12.75
+    mixed = [98.0] * won + [102.0] * (ROUNDS - won)
     evidence = evidence_of({DEFAULT: [100.0, 100.0], XQA: [[60.0] * ROUNDS, mixed]})
     assert select_stable(evidence, [0, 1], RULE).candidate == chosen
 
@@ -231,7 +231,7 @@ def test_each_cell_must_be_won_in_four_rounds_of_five(won, chosen):
 @pytest.mark.parametrize(("lost", "chosen"), [(2, XQA), (3, DEFAULT)])
 def test_of_a_cells_batches_three_lost_ones_are_too_many_however_much_the_others_gain(lost, chosen):
     evidence = evidence_of({DEFAULT: 100, XQA: rounds(60, *[103] * lost)})
-    decision = select_stable(evidence, [0], RULE)
+    decision = select_stable(evidence, [0], replace(RULE, cell_win_share=0.8))
     assert decision.candidate == chosen
     if chosen == DEFAULT:
         assert decision.reason is Reason.LOSES_SOME
@@ -250,7 +250,7 @@ def test_a_lost_batch_counts_only_beyond_the_noise_of_its_cell():
     twin = [[100 * (1.02 if i % 2 else 1 / 1.02) for i in range(ROUNDS)]]
     for time, chosen in ((108, XQA), (110, DEFAULT)):
         evidence = evidence_of({DEFAULT: 100, TWIN: twin, XQA: rounds(60, *[time] * 3)})
-        assert select_stable(evidence, [0], RULE).candidate == chosen
+        assert select_stable(evidence, [0], replace(RULE, cell_win_share=0.8)).candidate == chosen
 
 
 def test_where_the_default_is_as_far_from_itself_as_often_a_lost_batch_says_nothing():

@@ -54,6 +54,15 @@ def test_rounds_on_both_sides_of_a_power_of_two_are_in_parts_of_their_own(sample
     assert pairs_of(parts.mean_bin, parts.skew_bin).tolist() == [0, 1, 0]
 
 
+def test_rounds_whose_longest_request_is_on_either_side_of_a_power_of_two_are_in_parts_of_one_pair(samples):
+    means = np.full((2, ROUNDS), 900)  # from 725 to 1024, and skews to 1249: all one pair
+    longest = np.array([[1024] * 11 + [1025] * 4, [1000] * ROUNDS])
+    parts = Subcells.of(replace(samples, means=means, longest=longest))
+    assert parts.own.sum(axis=1).tolist() == [11, 4, 15]
+    assert parts.longest_bin.tolist() == [10, 11, 10]
+    assert pairs_of(parts.mean_bin, parts.skew_bin).tolist() == [0, 0, 0]
+
+
 def test_the_rounds_of_a_part_lie_in_its_bins(samples):
     rng = np.random.default_rng(0)
     means = rng.integers(100, 20000, samples.longest.shape)
