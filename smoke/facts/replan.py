@@ -1,10 +1,11 @@
 """A plan decided anew from a tuning run's samples, scored on batches that `compare` has timed: no GPU is needed.
 
-    python -m smoke.facts.replan SAMPLES COMPARISON
+    python -m smoke.facts.replan SAMPLES COMPARISON...
 
-COMPARISON is what `compare --out` wrote for a plan of the same layers and buckets; it holds every candidate's times. So
-a change of the deciding rule can be judged on real batches that it has not seen. A plan is decided from the general
-length profiles alone, and where SAMPLES has those of a trace that was compared, from the general ones and that trace.
+COMPARISON is what `compare --out` wrote for a plan of the same layers and buckets; it holds every candidate's times.
+Several count as one. So a change of the deciding rule can be judged on real batches that it has not seen. A plan is
+decided from the general length profiles alone, and where SAMPLES has those of a trace that was compared, from the
+general ones and that trace.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ from dispatch.samples import BucketSamples, Samples
 from dispatch.samplesfile import read_samples
 
 TRACES = "trace"  # how the names of their profiles begin
+
+
+def snapshots_of(path: Path) -> list[Any]:
+    """Those of a comparison of one layer."""
+    content = path.read_bytes()
+    (compared,) = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)["comparisons"]
+    return list(compared["snapshots"])
 
 
 def replanned(samples: Samples, snapshots: Sequence[Mapping[str, Any]]) -> list[Snapshot]:
@@ -84,12 +92,11 @@ def summary(found: Sequence[float]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m smoke.facts.replan", description=__doc__)
     parser.add_argument("samples", type=Path)
-    parser.add_argument("comparison", type=Path, help="JSON, gzipped or not")
+    parser.add_argument("comparisons", type=Path, nargs="+", help="JSON, gzipped or not")
     options = parser.parse_args(arguments)
     (samples,) = read_samples(options.samples)
-    content = options.comparison.read_bytes()
-    (compared,) = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)["comparisons"]
-    snapshots, profiles = compared["snapshots"], {cell.profile for b in samples.buckets for cell in b.cells}
+    snapshots = [its for path in options.comparisons for its in snapshots_of(path)]
+    profiles = {cell.profile for b in samples.buckets for cell in b.cells}
     general = replanned(keep(samples, lambda name: not name.startswith(TRACES)), snapshots)
     _print("general profiles", general, samples.default)
     for batch in sorted({its.batch for its in general}):
