@@ -3,7 +3,9 @@
 A winner takes no more time than the default in most rounds of each pair of bins (Rule.cell_win_share). A candidate that
 has lost more of a pair's rounds than a winner may serves no box with that pair, whatever follows. What its other
 samples there would still tell: whether half of the rounds would have chosen it, in a box that another
-candidate wins; and, a little better than those that it has lost, how slow it becomes towards there (slopes).
+candidate wins; and, a little better than those that it has lost, how slow it becomes towards there (slopes). A tactic
+of the default also tells how fast the default may be there (Evidence.corners): it is timed as long as another backend
+may win.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
+from dispatch.candidate import Candidate
 from dispatch.decision import Rule
 from dispatch.evidence import Floats
 from dispatch.held import beaten
@@ -36,6 +39,9 @@ class Futility:
         self.source, self.own = parts.source, parts.own
         self.pair = pairs_of(parts.mean_bin, parts.skew_bin)
         self.stays = np.array([[name in stored] for name in samples.candidates])
+        names = samples.candidates
+        default = Candidate.parse(names[0]).backend
+        self.tactics = np.array([i != 1 and Candidate.parse(name).backend == default for i, name in enumerate(names)])
 
     def skipped(self, r: Floats, gone: Bools) -> Bools:
         """The samples that need not be taken from now on, [candidate, cell, round]. Once skipped, always skipped.
@@ -49,8 +55,9 @@ class Futility:
             for rounds in (slice(None), slice(0, None, 2), slice(1, None, 2))
         )
         out = all_of_them | gone[:, self.source]
-        won_by_others = (~out | self.stays)[2:].any(axis=0)
-        idle = out & ((even & odd) | ~won_by_others) & ~self.stays
+        may_win = ~out | self.stays
+        idle = out & ((even & odd) | ~may_win[2:].any(axis=0)) & ~self.stays
+        idle[self.tactics] &= ~may_win[~self.tactics][1:].any(axis=0)  # the first of the others is the default's twin
         skipped = np.zeros(r.shape, dtype=bool)
         for part, (cell, rounds) in enumerate(zip(self.source, self.own, strict=True)):
             skipped[2:, cell] |= idle[2:, part, None] & rounds

@@ -145,8 +145,15 @@ class Gate:
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Whether all are equal, where NaN equals itself: bool [], on the device."""
-    in_words = a.is_contiguous() and b.is_contiguous() and a.shape[-1] * a.element_size() % _WORD.itemsize == 0
-    if in_words or a.is_floating_point():
-        width = _WORD if in_words else {2: torch.int16, 4: torch.int32}[a.element_size()]
+    if all(map(_is_words, (a, b))):
+        a, b = (tensor.reshape(-1).view(_WORD) for tensor in (a, b))
+    elif a.is_floating_point():
+        width = {2: torch.int16, 4: torch.int32}[a.element_size()]
         a, b = a.view(width), b.view(width)
     return (a == b).all()
+
+
+def _is_words(tensor: torch.Tensor) -> bool:
+    """Whether its memory is a row of whole words."""
+    ends = tensor.storage_offset(), tensor.numel()
+    return tensor.is_contiguous() and all(end * tensor.element_size() % _WORD.itemsize == 0 for end in ends)

@@ -12,7 +12,7 @@ from dispatch.evidence import Evidence, Floats, median_of_rounds, within_limit
 from dispatch.held import beaten, held_everywhere
 from dispatch.samples import TWIN
 
-LOST_IN_CELL, LOST_IN_BOX = 2, 3  # lost batches that say nothing, for they may be outliers: one sample in 50 or fewer
+LOST_IN_CELL, LOST_IN_BOX = 2, 3  # lost batches that say nothing, for they may be outliers: one sample in 200 or fewer
 
 
 def select_stable(evidence: Evidence, cells: Sequence[int], rule: Rule, incumbent: str | None = None) -> Decision:

@@ -3,7 +3,7 @@
 True times are the H200 measurement beside the checkout where it is there, and a small table otherwise. A bucket's
 cells are its KV points, with equal and with ragged lengths. Noise: 1% a sample, and a drift of 1% a round that all
 candidates of the round share; one sample in 200 is an outlier of 20% (of those kept under smoke/results/h200, two of
-the default are over 15% apart in 0.02% to 0.9% of rounds).
+the default are over 15% apart in 0.01% to 0.9% of rounds).
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from dispatch.bench.sanity import nominal_bandwidth
 from dispatch.bench.timer import StepTime
 from dispatch.step import StepInputs
 
-# What is written to push all else out of the L2 cache, in sizes of it: twice would do for that, and the rest is time
-# for the host to launch a sample in (on an H200, whose cache is of 60 MB, 75 us).
-FLUSH_CACHES = 3
+# What is written before a sample. Twice the L2 cache would push all else out of it; the rest is time for the host to
+# launch the sample in: on an H200, whose cache is of 60 MiB, 58 us.
+FLUSH_CACHES, LEAST_FLUSH_BYTES = 3, 180 << 20
 FILLER_ROUNDS = 31
 
 
@@ -36,11 +36,12 @@ class CudaTimer:
 
     chain_layers: tuple[int, ...] = (8, 2, 1)
 
-    def __init__(self, device: torch.device, flush_caches: int = FLUSH_CACHES) -> None:
-        """`flush_caches`: 0 where nothing is timed."""
+    def __init__(self, device: torch.device, flushes: bool = True) -> None:
+        """`flushes`: before each sample; False where nothing is timed."""
         self.device = device
         self.peak_bytes_per_s = nominal_bandwidth(device)
-        flush_bytes = flush_caches * torch.cuda.get_device_properties(device).L2_cache_size
+        cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+        flush_bytes = max(FLUSH_CACHES * cache_bytes, LEAST_FLUSH_BYTES) if flushes else 0
         self.flush = torch.empty(flush_bytes, dtype=torch.uint8, device=device)
         self.weights = FillerWeights(device)
         self.stream = _capture_stream(torch.cuda.current_device() if device.index is None else device.index)

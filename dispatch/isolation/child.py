@@ -123,7 +123,7 @@ def _prepare(task: Task, report: Report) -> tuple[torch.device, Timer]:
     report.settle = partial(torch.cuda.synchronize, device)
     _, total = torch.cuda.mem_get_info(device)
     torch.cuda.set_per_process_memory_fraction(task.memory_bytes / total, device)
-    return device, CudaTimer(device, flush_caches=0)
+    return device, CudaTimer(device, flushes=False)
 
 
 def _limit_host_memory(more_bytes: int) -> None:
