@@ -61,10 +61,15 @@ class BucketSamples:
         return replace(self, exclusions=(*self.exclusions, *(e for e in out if e not in self.exclusions)))
 
     def step_us(self, num_layers: int) -> NDArray[np.float64]:
-        """Cost of a decode step, [candidate, cell, round]: plan + begin_step + layers x forward."""
-        plan, begin, layer = self.times
-        step: NDArray[np.float64] = plan + begin + num_layers * layer
-        return step
+        """Cost of a decode step, [candidate, cell, round]."""
+        return step_of(self.times, num_layers)
+
+
+def step_of(times: NDArray[np.float64], num_layers: int) -> NDArray[np.float64]:
+    """Cost of a decode step, [...], from times of its parts, [part, ...]: plan + begin_step + layers x forward."""
+    plan, begin, layer = times
+    step: NDArray[np.float64] = plan + begin + num_layers * layer
+    return step
 
 
 def log_of_times(step_us: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ from dispatch.candidate import Candidate
 from dispatch.decision import Reason
 from dispatch.errors import MeasureError, one_line
 from dispatch.gate_inputs import row_sets
-from dispatch.samples import TWIN
+from dispatch.samples import TWIN, step_of
 
 # After two rounds, a candidate that took more than twice the default's time in both is not timed there any more.
 DROPS = {2: math.log(2.0)}
@@ -62,5 +62,4 @@ class CompareBench(Bench):
             if e.cell is not None and e.reason is Reason.FAILED:
                 cell = cells[e.cell].cell
                 failed.append(f"batch {bucket}, {cell.profile}, mean KV {cell.mean_kv}: {e.candidate}: {e.detail}")
-        plan, begin, layer = rounds.times
-        return plan + begin + self.spec.num_layers * layer, tuple(failed)
+        return step_of(rounds.times, self.spec.num_layers), tuple(failed)

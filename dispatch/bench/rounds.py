@@ -23,7 +23,7 @@ from dispatch.decision import Reason
 from dispatch.errors import MeasureError, one_line
 from dispatch.evidence import Floats
 from dispatch.futility import Futility
-from dispatch.samples import LONGEST_US, PARTS, TWIN, Exclusion, log_of_times
+from dispatch.samples import LONGEST_US, PARTS, TWIN, Exclusion, log_of_times, step_of
 from dispatch.step import StepInputs
 
 _log = logging.getLogger(__name__)
@@ -126,8 +126,7 @@ class Rounds:
 
     def _r(self) -> Floats:
         """Log ratios to the default of the same round, [arm, cell, round]."""
-        plan, begin, layer = self.times
-        log_step = log_of_times(plan + begin + self.pool.spec.num_layers * layer)
+        log_step = log_of_times(step_of(self.times, self.pool.spec.num_layers))
         ratio: Floats = log_step - log_step[0]
         return ratio
 
@@ -179,10 +178,10 @@ class Rounds:
 
     def _expected_us(self, its: Begun) -> float:
         """The least of what the rounds before this one say, if time grows with the tokens or the longest request."""
-        plan, begin, layer = self.times[:, its.arm.index, its.cell, : its.round]
+        before = self.times[:, its.arm.index, its.cell, : its.round]
         lengths = self.cells[its.cell].lengths[: its.round + 1]
         grown = [own[-1] / own[:-1] for own in (lengths.sum(axis=1), lengths.max(axis=1))]
-        step = (plan + begin + self.pool.spec.num_layers * layer) * np.maximum(1, np.maximum(*grown))
+        step = step_of(before, self.pool.spec.num_layers) * np.maximum(1, np.maximum(*grown))
         return float(np.fmin.reduce(step, initial=np.inf))
 
     def _step_us(self, time: StepTime) -> float:
