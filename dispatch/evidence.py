@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from dispatch.candidate import Candidate
 from dispatch.decision import Rule
 from dispatch.samples import EVEN, TWIN, BucketSamples, Exclusion, log_of_times, skews_in, skews_of
-from dispatch.slopes import worst_corners
+from dispatch.slopes import over_default_at_its_best, worst_corners
 from dispatch.subcells import Subcells, pairs_of
 
 Floats = NDArray[np.float64]
@@ -171,19 +171,6 @@ class Evidence:
     def delta(self, cells: Sequence[int], rule: Rule) -> float:
         """The gain that a decision over these cells must clear."""
         return max(rule.threshold, 2 * float(self.aa_spread[list(cells)].max()))
-
-
-def over_default_at_its_best(candidates: Sequence[str], log_step: Floats) -> Floats:
-    """Log of the step's time over that of the default with the best of its tactics, [candidate, cell, round].
-
-    Of a tactic of the default's, over the default. FA3 takes up to 1.4 times as long where its tiles overfill a wave by
-    one or two, which mean and skew do not tell; another kernel that is fast beside it there is not so next to there.
-    """
-    default = Candidate.parse(candidates[0]).backend
-    own = [name != TWIN and Candidate.parse(name).backend == default for name in candidates]
-    over: Floats = log_step - np.fmin.reduce(log_step[own])
-    over[own] = log_step[own] - log_step[0]
-    return over
 
 
 def within_limit(limit: ArrayLike, mean: ArrayLike, skew: ArrayLike) -> NDArray[np.bool_]:

@@ -15,11 +15,11 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from dispatch.candidate import Candidate
 from dispatch.decision import Rule
 from dispatch.evidence import Floats
 from dispatch.held import beaten
 from dispatch.samples import BucketSamples
+from dispatch.slopes import tactics_of_default
 from dispatch.subcells import Subcells, pairs_of
 
 Bools = NDArray[np.bool_]
@@ -39,9 +39,7 @@ class Futility:
         self.source, self.own = parts.source, parts.own
         self.pair = pairs_of(parts.mean_bin, parts.skew_bin)
         self.stays = np.array([[name in stored] for name in samples.candidates])
-        names = samples.candidates
-        default = Candidate.parse(names[0]).backend
-        self.tactics = np.array([i != 1 and Candidate.parse(name).backend == default for i, name in enumerate(names)])
+        self.tactics = tactics_of_default(samples.candidates)
 
     def skipped(self, r: Floats, gone: Bools) -> Bools:
         """The samples that need not be taken from now on, [candidate, cell, round]. Once skipped, always skipped.

@@ -9,11 +9,10 @@ import pytest
 
 from dispatch.bins import Bins, of_skews
 from dispatch.decision import Rule
-from dispatch.evidence import over_default_at_its_best
 from dispatch.regimes import decide_bucket
 from dispatch.samples import TWIN, Cell
 from dispatch.selector import select_stable
-from dispatch.slopes import FEW, MANY, in_bins, worst_corners
+from dispatch.slopes import FEW, MANY, in_bins, over_default_at_its_best, worst_corners
 from tests.tables import DEFAULT, PRIORITY, bucket_of, prepared
 
 XQA = "flashinfer_xqa"

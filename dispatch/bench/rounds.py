@@ -172,7 +172,7 @@ class Rounds:
         try:
             lengths = cell.lengths[its.round]
             check_bandwidth(self.pool.spec, lengths, time.layer_us, self.timer.peak_bytes_per_s)
-            kept[:] = _plausible(time, self.plan_hidden)
+            kept[:] = _plausible(self._parts(time))
         except MeasureError as error:  # an outlier: of 15 rounds, three may be lost
             _log.info("%s, mean KV %d, %s: %s", its.arm.name, cell.cell.mean_kv, cell.cell.profile, error)
 
@@ -184,14 +184,17 @@ class Rounds:
         step = step_of(before, self.pool.spec.num_layers) * np.maximum(1, np.maximum(*grown))
         return float(np.fmin.reduce(step, initial=np.inf))
 
+    def _parts(self, time: StepTime) -> tuple[float, float, float]:
+        """In the order of PARTS. A plan that the engine hides costs nothing."""
+        return 0.0 if self.plan_hidden else time.plan_us, time.begin_us, time.layer_us
+
     def _step_us(self, time: StepTime) -> float:
-        plan_us = 0.0 if self.plan_hidden else time.plan_us
-        return plan_us + time.begin_us + self.pool.spec.num_layers * time.layer_us
+        plan, begin, layer = self._parts(time)
+        return plan + begin + self.pool.spec.num_layers * layer
 
 
-def _plausible(time: StepTime, plan_hidden: bool) -> tuple[float, ...]:
-    """The parts to a nanosecond. What a timer subtracts may leave a part of nothing just below 0: that is 0."""
-    parts = (0.0 if plan_hidden else time.plan_us, time.begin_us, time.layer_us)
+def _plausible(parts: tuple[float, float, float]) -> tuple[float, ...]:
+    """To a nanosecond. What a timer subtracts may leave a part of nothing just below 0: that is 0."""
     if not all(part < LONGEST_US for part in parts):
         raise MeasureError(f"times that cannot be: {parts}")
     return tuple(max(0.0, round(part, 3)) for part in parts)

@@ -12,9 +12,7 @@ for each layer of plan or begin_step, beside
 from __future__ import annotations
 
 import argparse
-import gzip
 import heapq
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ from dispatch.bench.trace import read_traces
 from dispatch.bench.traffic import batches
 from dispatch.samples import TWIN
 from dispatch.spec import AttentionSpec
+from smoke.facts.replan import comparison_of
 
 UNITS, BLOCK_TOKENS = 132, 128  # of an H200, and of FA3's kernel for head dim 128
 HALF_BLOCK_US = 0.975
@@ -56,8 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--snapshots", type=int, required=True)
     options = parser.parse_args(arguments)
-    content = options.comparison.read_bytes()
-    (compared,) = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)["comparisons"]
+    compared = comparison_of(options.comparison)
     key = compared["key"]
     spec, longest = AttentionSpec.from_json(key["spec"]), key["max_seq_len"]
     most, pages = most_splits(spec, UNITS, longest), key["capacity"] // spec.page_size

@@ -30,11 +30,11 @@ from dispatch.samplesfile import read_samples
 TRACES = "trace"  # how the names of their profiles begin
 
 
-def snapshots_of(path: Path) -> list[Any]:
-    """Those of a comparison of one layer."""
+def comparison_of(path: Path) -> Any:
+    """The one of a file that `compare --out` wrote for a plan of one layer, gzipped or not."""
     content = path.read_bytes()
     (compared,) = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)["comparisons"]
-    return list(compared["snapshots"])
+    return compared
 
 
 def replanned(samples: Samples, snapshots: Sequence[Mapping[str, Any]]) -> list[Snapshot]:
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("comparisons", type=Path, nargs="+", help="JSON, gzipped or not")
     options = parser.parse_args(arguments)
     (samples,) = read_samples(options.samples)
-    snapshots = [its for path in options.comparisons for its in snapshots_of(path)]
+    snapshots = [its for path in options.comparisons for its in comparison_of(path)["snapshots"]]
     profiles = {cell.profile for b in samples.buckets for cell in b.cells}
     general = replanned(keep(samples, lambda name: not name.startswith(TRACES)), snapshots)
     _print("general profiles", general, samples.default)
