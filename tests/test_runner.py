@@ -220,6 +220,21 @@ def test_when_the_capture_budget_ends_buckets_keep_the_default(tmp_path):
     assert extras == [(4, ""), (2, "the capture budget has ended")]
 
 
+def test_of_more_kernels_than_a_bucket_gets_graphs_those_for_the_widest_ranges_have_them(tmp_path):
+    # ranges of a factor of 2, 4, 3 and 2.7, all of the same gain
+    means = {"b": (1, 1), "c": (2, 7), "d": (8, 23), "e": (24, MAX_KV)}
+    boxes = [(2, low, high, EVEN, EVEN * MAX_KV, name) for name, (low, high) in means.items()]
+    engine = Engine()
+    runner = runner_of(engine, tmp_path, *map(backend, "abcde"), boxes=boxes)
+    report = runner.trigger_init_capture()
+    extras = [(v.variant, v.dropped) for v in report.variants if not v.is_default]
+    assert extras == [("c", ""), ("d", ""), ("e", ""), ("b", "3 others of the bucket gain more")]
+    for lengths in ([9, 9], [1, 1]):
+        torch.testing.assert_close(runner.run(*engine.request(lengths)), eager(engine, lengths), rtol=1e-5, atol=1e-5)
+    assert served_by(runner) == {(2, "d"): 1}
+    assert runner.counts.misses == {(2, "b is planned and not available"): 1}
+
+
 def test_nothing_but_the_reserved_page_is_written_before_requests_are_served(tmp_path):
     engine = Engine()
     before = [pages[:RESERVED].clone() for cache in engine.caches for pages in cache]

@@ -20,7 +20,7 @@ from dispatch.engine.output import tensors
 from dispatch.engine.ranks import Ranks
 from dispatch.engine.rehearsal import rehearse
 from dispatch.engine.report import CaptureReport, VariantReport, named
-from dispatch.engine.variants import Variant
+from dispatch.engine.variants import GAINS_LESS, MOST_EXTRA, Variant
 from dispatch.errors import one_line
 
 _log = logging.getLogger(__name__)
@@ -62,13 +62,14 @@ class Capturer:
     def capture(
         self, wanted: Mapping[int, Sequence[Variant]], budget_s: float, budget_mib: float
     ) -> dict[tuple[int, Variant], Ready]:
-        """The default of every bucket in `wanted`, then its other variants until a budget ends on any rank.
+        """The default of every bucket in `wanted`, then the first MOST_EXTRA of its other variants, until a budget ends
+        on any rank.
 
         `wanted` is the same on every rank. Raises what a default raises that cannot even be built, what the engine's
         step raises, and RanksError.
         """
         self.builder.reserve([(bucket, self.defaults) for bucket in wanted])
-        extras = {bucket: [v for v in wanted[bucket] if self._reserved(bucket, v)] for bucket in wanted}
+        extras = {bucket: [v for v in wanted[bucket][:MOST_EXTRA] if self._reserved(bucket, v)] for bucket in wanted}
         for bucket in sorted(wanted, reverse=True):
             self._default(bucket)
         for bucket in sorted(wanted, reverse=True):
@@ -81,6 +82,8 @@ class Capturer:
                     self._drop(bucket, variant, why)
                 else:
                     self._extra(bucket, variant)
+            for variant in wanted[bucket][MOST_EXTRA:]:
+                self.report.variants.append(VariantReport(bucket, named(variant), False, dropped=GAINS_LESS))
         return self.ready
 
     def _reserved(self, bucket: int, variant: Variant) -> bool:

@@ -13,7 +13,7 @@ from dispatch.candidate import Candidate
 from dispatch.config import DispatchConfig
 from dispatch.engine.choose import Choice
 from dispatch.engine.ranks import Ranks
-from dispatch.engine.variants import Variant, extra_variants
+from dispatch.engine.variants import GAINS_LESS, MOST_EXTRA, Variant, extra_variants
 from dispatch.errors import one_line
 from dispatch.plugins.vllm import log
 from dispatch.plugins.vllm.decode import Decoder
@@ -130,17 +130,23 @@ class Served:
         return "" if free > needed else f"{free:.0f} MiB are free, and vLLM needs {needed:.0f}"
 
     def _variants(self, descs: Sequence[Any]) -> dict[Variant, set[int]]:
-        """Each variant, and the buckets that want it."""
+        """Each variant, and the buckets that get a graph of it."""
         defaults = tuple(choice.default for choice in self.choices)
         plans = [choice.plan for choice in self.choices]
         wanted: dict[Variant, set[int]] = {}
         for bucket in sorted({desc.num_reqs for desc in descs}):
-            for variant in extra_variants(plans, defaults, bucket):
+            able = [
+                variant
+                for variant in extra_variants(plans, defaults, bucket)
                 if all(
                     candidate == default or (bucket, candidate) in decoder.steps
                     for candidate, default, decoder in zip(variant, defaults, self.decoders, strict=True)
-                ):
-                    wanted.setdefault(variant, set()).add(bucket)
+                )
+            ]
+            for variant in able[:MOST_EXTRA]:
+                wanted.setdefault(variant, set()).add(bucket)
+            for variant in able[MOST_EXTRA:]:
+                log.info("decode-dispatch: %s at %d keeps the default: %s", _named(variant), bucket, GAINS_LESS)
         return wanted
 
 
