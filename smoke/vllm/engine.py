@@ -33,7 +33,8 @@ def engine(
     """An LLM, and the seconds that it took. `backend`: vLLM's name of one, or its default with our switch on ("plugin",
     and "forced": with other kernels than timing may choose), off ("off"), or without our package ("absent").
 
-    `compiled`: by torch.compile, and with piecewise graphs too, as vLLM does unless it is told otherwise.
+    `compiled`: by torch.compile, and with piecewise graphs too, as vLLM does unless it is told otherwise; over an fp8
+    cache with the quantisation of Q as a kernel of its own, or our package would leave attention alone.
     """
     surroundings(backend)
     if backend == FORCED:
@@ -42,7 +43,9 @@ def engine(
 
     start = monotonic()
     attention = {} if backend in DEFAULTS else {"attention_config": {"backend": backend}}
-    plain = {} if compiled else {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    compilation: dict[str, Any] = {} if compiled else {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    if compiled and fp8:
+        compilation["custom_ops"] = ["+quant_fp8"]
     llm = LLM(
         model=str(folder),
         load_format="dummy",
@@ -52,7 +55,7 @@ def engine(
         gpu_memory_utilization=0.2,  # what vLLM wants to find free: several engines share the GPU
         kv_cache_memory_bytes=int(kv_gib * (1 << 30)),
         kv_cache_dtype="fp8" if fp8 else "auto",
-        compilation_config={"cudagraph_capture_sizes": list(SIZES), **plain},
+        compilation_config={"cudagraph_capture_sizes": list(SIZES), **compilation},
         **attention,
         **given,
     )

@@ -5,8 +5,8 @@
 
 The first runs a backend ("plugin"; "off": the switch off; "absent": without our package; "forced": other kernels than
 timing would choose) over prompts of 17 to 2000 tokens and 32 new tokens; `--fp8` with an fp8 KV cache, `--compiled` by
-torch.compile, `--tp 2` on two GPUs ("forced" is for one). The second tells each file's mean difference from the
-reference, over that of the file FLASH_ATTN.json, and which files are equal in every bit.
+torch.compile, `--tp 2` on two GPUs. The second tells each file's mean difference from the reference, over that of the
+file FLASH_ATTN.json, and which files are equal in every bit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Time for each output token of real vLLM: the plugin, FLASH_ATTN and FLASHINFER side by side, taking turns.
 
-    python -m smoke.vllm.times --trace requests.csv [--trace ...] --out times.json [--fp8] [--without ENGINE]
+    python -m smoke.vllm.times --trace requests.csv [--trace ...] --out FILE [--fp8] [--compiled] [--without ENGINE]
 
 A model of Qwen3-8B's sizes with random weights. Each backend is a process of its own on the same GPU, of which one runs
 at a time; FLASH_ATTN is two, since two processes with the same kernels are not equally fast. A batch is prompts as long
@@ -41,7 +41,7 @@ def lengths_of(trace: Path, batch: int) -> list[int]:
     return np.minimum(random.choice(found.input_tokens, batch), LONGEST).astype(int).tolist()
 
 
-def work(backend: str, kv_gib: float, fp8: bool) -> None:
+def work(backend: str, kv_gib: float, fp8: bool, compiled: bool) -> None:
     """Start an engine at the first line of stdin, and answer each other one, {trace, batch}, with the seconds for a
     token, until there is none."""
     surroundings(backend)
@@ -50,7 +50,7 @@ def work(backend: str, kv_gib: float, fp8: bool) -> None:
     sys.stdin.readline()
     folder, max_len = write(Path(mkdtemp()), QWEN3_8B), LONGEST + 256
     given = {"enable_prefix_caching": True, "disable_log_stats": False, "max_num_batched_tokens": CHUNK}
-    llm, ready = engine(folder, backend, kv_gib, max_len, fp8, **given)
+    llm, ready = engine(folder, backend, kv_gib, max_len, fp8, compiled, **given)
     print(json.dumps({"ready_s": ready}), flush=True)
     cached = None
     for line in sys.stdin:
@@ -71,7 +71,7 @@ class Worker:
 
     def __init__(self, backend: str, options: argparse.Namespace) -> None:
         command = [sys.executable, "-m", MODULE, "--worker", backend, "--kv-gib", str(options.kv_gib)]
-        command += ["--fp8"] if options.fp8 else []
+        command += [flag for flag in ("--fp8", "--compiled") if vars(options)[flag[2:]]]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ready_s(self) -> float:
@@ -114,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--trace", type=Path, action="append", default=[])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--fp8", action="store_true")
+    parser.add_argument("--compiled", action="store_true", help="by torch.compile")
     parser.add_argument(
         "--kv-gib", type=float, default=13.6, help="of each engine's KV cache; four of them have to fit"
     )
@@ -121,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--worker")
     options = parser.parse_args(arguments)
     if options.worker:
-        work(options.worker, options.kv_gib, options.fp8)
+        work(options.worker, options.kv_gib, options.fp8, options.compiled)
         return
     if not options.out:
         parser.error("--out: where to?")
@@ -131,7 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ready = {name: worker.ready_s() for name, worker in workers.items()}  # the plugin first: it tunes on an idle GPU
     token_bytes = 2 * QWEN3_8B["num_hidden_layers"] * QWEN3_8B["num_key_value_heads"] * QWEN3_8B["head_dim"]
     capacity = options.kv_gib * (1 << 30) / (token_bytes * (1 if options.fp8 else 2))
-    random, found = np.random.default_rng(0), {"fp8": options.fp8, "ready_s": ready, "rows": (rows := [])}
+    how = {"fp8": options.fp8, "compiled": options.compiled}
+    random, found = np.random.default_rng(0), {**how, "ready_s": ready, "rows": (rows := [])}
     for trace, batch in product(options.trace, BATCHES):
         lengths = lengths_of(trace, batch)
         row: dict[str, Any] = {"trace": trace.stem, "batch": batch, "tokens": sum(lengths), "longest": max(lengths)}
