@@ -220,12 +220,14 @@ def test_when_the_capture_budget_ends_buckets_keep_the_default(tmp_path):
     assert extras == [(4, ""), (2, "the capture budget has ended")]
 
 
+# of b, c, d, e: ranges of a factor of 2, 4, 3 and 2.7, all of the same gain
+FOUR = [(1, 1), (2, 7), (8, 23), (24, MAX_KV)]
+FOUR_BOXES = [(2, *means, EVEN, EVEN * MAX_KV, name) for means, name in zip(FOUR, "bcde", strict=True)]
+
+
 def test_of_more_kernels_than_a_bucket_gets_graphs_those_for_the_widest_ranges_have_them(tmp_path):
-    # ranges of a factor of 2, 4, 3 and 2.7, all of the same gain
-    means = {"b": (1, 1), "c": (2, 7), "d": (8, 23), "e": (24, MAX_KV)}
-    boxes = [(2, low, high, EVEN, EVEN * MAX_KV, name) for name, (low, high) in means.items()]
     engine = Engine()
-    runner = runner_of(engine, tmp_path, *map(backend, "abcde"), boxes=boxes)
+    runner = runner_of(engine, tmp_path, *map(backend, "abcde"), boxes=FOUR_BOXES)
     report = runner.trigger_init_capture()
     extras = [(v.variant, v.dropped) for v in report.variants if not v.is_default]
     assert extras == [("c", ""), ("d", ""), ("e", ""), ("b", "3 others of the bucket gain more")]
@@ -233,6 +235,14 @@ def test_of_more_kernels_than_a_bucket_gets_graphs_those_for_the_widest_ranges_h
         torch.testing.assert_close(runner.run(*engine.request(lengths)), eager(engine, lengths), rtol=1e-5, atol=1e-5)
     assert served_by(runner) == {(2, "d"): 1}
     assert runner.counts.misses == {(2, "b is planned and not available"): 1}
+
+
+def test_the_next_one_has_the_graph_of_a_kernel_that_fails(tmp_path):
+    backends = {name: backend(name) for name in "abde"} | {"c": backend("c", build_error=RuntimeError("no"))}
+    runner = runner_of(Engine(), tmp_path, *backends.values(), boxes=FOUR_BOXES)
+    report = runner.trigger_init_capture()
+    extras = {v.variant: v.dropped for v in report.variants if not v.is_default}
+    assert extras == {"c": "RuntimeError: no", "d": "", "e": "", "b": ""}
 
 
 def test_nothing_but_the_reserved_page_is_written_before_requests_are_served(tmp_path):

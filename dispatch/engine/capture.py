@@ -62,18 +62,22 @@ class Capturer:
     def capture(
         self, wanted: Mapping[int, Sequence[Variant]], budget_s: float, budget_mib: float
     ) -> dict[tuple[int, Variant], Ready]:
-        """The default of every bucket in `wanted`, then the first MOST_EXTRA of its other variants, until a budget ends
-        on any rank.
+        """The default of every bucket in `wanted`, then MOST_EXTRA of its other variants, the first ones that can be
+        had, until a budget ends on any rank.
 
         `wanted` is the same on every rank. Raises what a default raises that cannot even be built, what the engine's
         step raises, and RanksError.
         """
         self.builder.reserve([(bucket, self.defaults) for bucket in wanted])
-        extras = {bucket: [v for v in wanted[bucket][:MOST_EXTRA] if self._reserved(bucket, v)] for bucket in wanted}
+        extras = {bucket: [v for v in wanted[bucket] if self._reserved(bucket, v)] for bucket in wanted}
         for bucket in sorted(wanted, reverse=True):
             self._default(bucket)
         for bucket in sorted(wanted, reverse=True):
+            captured = 0
             for variant in extras[bucket]:
+                if captured == MOST_EXTRA:
+                    self.report.variants.append(VariantReport(bucket, named(variant), False, dropped=GAINS_LESS))
+                    continue
                 spent = [v for v in self.report.variants if not v.is_default]
                 ended = sum(v.seconds for v in spent) >= budget_s or sum(v.mib for v in spent) >= budget_mib
                 why = "the capture budget has ended" if ended else ""
@@ -81,9 +85,7 @@ class Capturer:
                 if why:
                     self._drop(bucket, variant, why)
                 else:
-                    self._extra(bucket, variant)
-            for variant in wanted[bucket][MOST_EXTRA:]:
-                self.report.variants.append(VariantReport(bucket, named(variant), False, dropped=GAINS_LESS))
+                    captured += self._extra(bucket, variant)
         return self.ready
 
     def _reserved(self, bucket: int, variant: Variant) -> bool:
@@ -111,7 +113,8 @@ class Capturer:
         self.ready[bucket, self.defaults] = Ready(built, replay)
         self._report(bucket, self.defaults, start, before, wrong)
 
-    def _extra(self, bucket: int, variant: Variant) -> None:
+    def _extra(self, bucket: int, variant: Variant) -> bool:
+        """Whether it is captured."""
         eager, start, before = self.ready[bucket, self.defaults].built, perf_counter(), self.graphs.free_mib()
         at = _at(bucket, variant)
 
@@ -130,6 +133,7 @@ class Capturer:
             why = ""
             self.ready[bucket, variant] = Ready(built, replay)
         self._report(bucket, variant, start, before, why)
+        return not why
 
     def _checked(
         self, at: str, built: BuiltStep, replay: Work, eager: BuiltStep, variant: Variant, wrong_is: str = ""

@@ -241,24 +241,38 @@ def test_what_was_not_built_gets_no_graph(captured):
     assert served.graphs == {(OTHER,): {descs(2, 4, 8)[CUDAGraphMode.FULL][1]: (OTHER,)}}
 
 
-def test_of_more_kernels_than_a_batch_size_gets_graphs_those_for_the_widest_ranges_have_them(captured, caplog):
+@pytest.fixture
+def four(captured):
+    """Served at 4 and 8, with four kernels' names in plans for means in a ratio of 2, 4, 3 and 2.7: of all at 4, of the
+    last one at 8."""
     served, _ = captured()
     (decoder,) = served.decoders
     names = [f"{SDPA}[max_kv={kv}]" for kv in (64, 128, 256, 512)]
-    means = [(1, 1), (2, 7), (8, 23), (24, 64)]  # factors of 2, 4, 3 and 2.7
     boxes = tuple(
-        DecidedBox(Box(4, *mean, 1000, 4000, name), Reason.FASTEST, 1.1)
-        for mean, name in zip(means, names, strict=True)
+        DecidedBox(Box(bucket, *mean, 1000, 4000, name), Reason.FASTEST, 1.1)
+        for bucket in (4, 8)
+        for mean, name in zip([(1, 1), (2, 7), (8, 23), (24, 64)], names, strict=True)
+        if bucket == 4 or name == names[3]
     )
-    served.choices = [Choice(DEFAULT, make_plan(make_samples(buckets=(4,)), boxes=boxes))]
+    served.choices = [Choice(DEFAULT, make_plan(make_samples(buckets=(4, 8)), boxes=boxes))]
     candidates = [Candidate.parse(name) for name in names]
-    decoder.steps = {(4, candidate): decoder.steps[4, OTHER] for candidate in candidates}
+    decoder.steps = {(bucket, c): decoder.steps[4, OTHER] for bucket in (4, 8) for c in candidates}
+    return served, candidates
+
+
+def test_of_more_kernels_than_a_batch_size_gets_graphs_those_for_the_widest_ranges_have_them(four, caplog):
+    served, candidates = four
     with caplog.at_level(logging.INFO, "vllm.decode_dispatch"):
         wanted = served._variants(descs(4)[CUDAGraphMode.FULL])
     assert wanted == {(candidate,): {4} for candidate in candidates[1:]}
-    assert f"{names[0]} at 4 keeps the default: 3 others of the bucket gain more" in caplog.text
-    del decoder.steps[4, candidates[1]]  # it could not be built
+    assert f"{candidates[0]} at 4 keeps the default: 3 others of the bucket gain more" in caplog.text
+    del served.decoders[0].steps[4, candidates[1]]  # it could not be built
     assert len(served._variants(descs(4)[CUDAGraphMode.FULL])) == 3
+
+
+def test_what_comes_first_for_a_batch_size_is_captured_first_the_largest_before_the_others(four):
+    served, (_, b, c, d) = four
+    assert list(served._variants(descs(4, 8)[CUDAGraphMode.FULL]).items()) == [((d,), {4, 8}), ((b,), {4}), ((c,), {4})]
 
 
 def test_a_replay_takes_the_graph_that_the_metadata_was_built_for(captured):

@@ -85,7 +85,7 @@ class Served:
         for i, decoder in enumerate(self.decoders):
             decoder.serve((desc.num_reqs, variant[i]) for variant, graphs in self.graphs.items() for desc in graphs)
         manager.run_fullgraph = functools.partial(self.run, manager, manager.run_fullgraph)
-        mib, took = free - free_mib(), monotonic() - start
+        mib, took = max(0.0, free - free_mib()), monotonic() - start  # other processes may give back meanwhile
         log.info("decode-dispatch: graphs beside the default's, in %.1f s and %d MiB: %s", took, mib, self.describe())
 
     def give_back(self) -> None:
@@ -130,12 +130,12 @@ class Served:
         return "" if free > needed else f"{free:.0f} MiB are free, and vLLM needs {needed:.0f}"
 
     def _variants(self, descs: Sequence[Any]) -> dict[Variant, set[int]]:
-        """Each variant, and the buckets that get a graph of it."""
+        """Each variant, and the buckets that get a graph of it; first what is first in a bucket, in the largest first."""
         defaults = tuple(choice.default for choice in self.choices)
         plans = [choice.plan for choice in self.choices]
-        wanted: dict[Variant, set[int]] = {}
-        for bucket in sorted({desc.num_reqs for desc in descs}):
-            able = [
+        able = {}
+        for bucket in sorted({desc.num_reqs for desc in descs}, reverse=True):
+            able[bucket] = [
                 variant
                 for variant in extra_variants(plans, defaults, bucket)
                 if all(
@@ -143,9 +143,13 @@ class Served:
                     for candidate, default, decoder in zip(variant, defaults, self.decoders, strict=True)
                 )
             ]
-            for variant in able[:MOST_EXTRA]:
-                wanted.setdefault(variant, set()).add(bucket)
-            for variant in able[MOST_EXTRA:]:
+        wanted: dict[Variant, set[int]] = {}
+        for place in range(MOST_EXTRA):
+            for bucket, its in able.items():
+                for variant in its[place : place + 1]:
+                    wanted.setdefault(variant, set()).add(bucket)
+        for bucket, its in able.items():
+            for variant in its[MOST_EXTRA:]:
                 log.info("decode-dispatch: %s at %d keeps the default: %s", _named(variant), bucket, GAINS_LESS)
         return wanted
 
