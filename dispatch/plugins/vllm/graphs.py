@@ -130,7 +130,7 @@ class Served:
         return "" if free > needed else f"{free:.0f} MiB are free, and vLLM needs {needed:.0f}"
 
     def _variants(self, descs: Sequence[Any]) -> dict[Variant, set[int]]:
-        """Each variant, and the buckets that get a graph of it; first what is first in a bucket, in the largest first."""
+        """Each variant, and the buckets that get a graph of it: what is first in a bucket first, the largest before."""
         defaults = tuple(choice.default for choice in self.choices)
         plans = [choice.plan for choice in self.choices]
         able = {}
