@@ -189,8 +189,7 @@ class Rounds:
         return 0.0 if self.plan_hidden else time.plan_us, time.begin_us, time.layer_us
 
     def _step_us(self, time: StepTime) -> float:
-        plan, begin, layer = self._parts(time)
-        return plan + begin + self.pool.spec.num_layers * layer
+        return float(step_of(np.array(self._parts(time)), self.pool.spec.num_layers))
 
 
 def _plausible(parts: tuple[float, float, float]) -> tuple[float, ...]:

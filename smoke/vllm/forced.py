@@ -23,7 +23,8 @@ ROUND = (
 
 
 def force() -> None:
-    """Have the adapter's plans name these backends for buckets in turn, with nothing measured."""
+    """Have the adapter's plans name these backends for buckets in turn, with nothing measured: here, and in what is
+    forked from here, as vLLM's workers for several GPUs are."""
     from dispatch.engine import choose
 
     choose.obtain_plan = obtain

@@ -146,8 +146,8 @@ class Served:
         wanted: dict[Variant, set[int]] = {}
         for place in range(MOST_EXTRA):
             for bucket, its in able.items():
-                for variant in its[place : place + 1]:
-                    wanted.setdefault(variant, set()).add(bucket)
+                if place < len(its):
+                    wanted.setdefault(its[place], set()).add(bucket)
         for bucket, its in able.items():
             for variant in its[MOST_EXTRA:]:
                 log.info("decode-dispatch: %s at %d keeps the default: %s", _named(variant), bucket, GAINS_LESS)
